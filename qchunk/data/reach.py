@@ -117,10 +117,20 @@ def _require_whole_chunks(config: QChunkConfig, dataset: Dataset) -> None:
     """Refuses to train a policy against a critic that no update on the dataset trains.
 
     Raises:
-      ConfigError: No episode has a whole chunk with the state after it, which an episode that time cut off may lack.
+      ConfigError: No episode has a whole chunk with the state after it, which an episode that time cut off may lack;
+        or all rows are of online episodes that are cut before.
     """
     horizon, online = config.agent.critic_steps, config.online
-    if config.agent.partial_chunks == "use" or (online is not None and online.start == 0):
+    name = "agent.horizon" if config.agent.decoupled is None else "agent.decoupled.policy_horizon"
+    if config.agent.partial_chunks == "use":
+        return
+    if online is not None and online.online_ratio == 1 and online.max_steps is not None and online.max_steps < horizon:
+        raise ConfigError(
+            f"agent.partial_chunks is 'drop' and {name} {horizon}, and online.max_steps {online.max_steps} ends each "
+            "episode before: with online.online_ratio 1 the critic would learn nothing online. Expected at least "
+            f"{horizon} steps, or agent.partial_chunks 'use'"
+        )
+    if online is not None and online.start == 0:
         return
     drawn = np.flatnonzero(~held_out(config.data, dataset.source))
     longest = int(dataset.source.lengths[drawn].max())
@@ -130,7 +140,6 @@ def _require_whole_chunks(config: QChunkConfig, dataset: Dataset) -> None:
         if not _is_cut_off(config, load_episode(dataset.source, index)):
             return
     cut = " and was cut off before its next state was recorded" if longest == horizon else ""
-    name = "agent.horizon" if config.agent.decoupled is None else "agent.decoupled.policy_horizon"
     raise ConfigError(
         f"agent.partial_chunks is 'drop' and {name} {horizon}, and the longest episode to train on in "
         f"{config.data.path} has {longest} frames{cut}: no chunk is whole, and the critic would learn nothing. "

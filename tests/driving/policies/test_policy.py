@@ -228,6 +228,12 @@ def test_an_export_predicts_alike(drives: Path, run: Path, loaded: WaypointPolic
     np.testing.assert_array_equal(act(one), loaded.infer(observation(drives, 3))["actions"])
     with pytest.raises(ValueError, match="route_command: expected whole numbers of 0 to 3, found 4"):
         act({**one, "route_command": 4})
+    with pytest.raises(ValueError, match="motion: expected finite numbers of -1e\\+06 to 1e\\+06, found 1e\\+30"):
+        act({**one, "motion": np.array([1e30, 0.0])})
+    unknown = {**one, "known_motion": np.zeros_like(one["known_motion"])}
+    zeros = {name: np.zeros_like(one[name]) for name in ("motion", "past_motion")}
+    np.testing.assert_array_equal(act(unknown), act({**unknown, **zeros}), err_msg="what is unknown counts as 0")
+    assert not np.array_equal(act(unknown), act(one))
 
 
 def test_moments_and_calibration_are_read_as_in_training(drives: Path, tmp_path: Path):

@@ -175,6 +175,18 @@ def test_online_the_critic_may_learn_from_what_is_found_there(tmp_path: Path):
             reach.judge(both, data.open_dataset(cfg))
 
 
+@pytest.mark.parametrize(("ratio", "steps", "refused"), [(1.0, 6, True), (1.0, 7, False), (0.9, 6, False)])
+def test_online_episodes_that_are_cut_before_a_whole_chunk_teach_the_critic_nothing(
+    tmp_path: Path, ratio: float, steps: int, refused: bool
+):
+    cfg = with_horizon(7, dataset(tmp_path, lengths=(9, 9)))
+    online = OnlineConfig(env="of:mine", steps=7, start=0, max_steps=steps, online_ratio=ratio)
+    cfg = dataclasses.replace(cfg, online=online, train=dataclasses.replace(cfg.train, steps=7))
+    said = r"horizon 7, and online\.max_steps 6 ends each episode before: .* Expected at least 7 steps"
+    with pytest.raises(ConfigError, match=said) if refused else contextlib.nullcontext():
+        reach.judge(cfg, data.open_dataset(cfg))
+
+
 def test_a_run_that_may_go_on_and_has_no_save_yet_is_refused_as_a_new_one(tmp_path: Path):
     """So a study begins every run; one that was refused is refused again."""
     root = recorded(tmp_path / "cut", np.random.default_rng(0).normal(size=(4, ACTION)))
