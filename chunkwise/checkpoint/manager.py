@@ -109,7 +109,7 @@ class Checkpoints:
         self._durable_step: int | None = None
         self._hurrying = threading.Event()
         self._failures = 0
-        self.best = KeepBest(config)
+        self.best = KeepBest(config)  # whoever evaluates notes it; `restore` takes what was noted before
         self._unread: set[int] = set()
 
     @property
@@ -144,7 +144,6 @@ class Checkpoints:
             "files": self._hashes,
         }
         metadata["sha256"] = metadata_hash(metadata)
-        self.best.note(progress.step, progress.evaluation)
         try:
             self._pending = self._start(progress.step, _as_tree(state), metadata)
             self._pending_step = progress.step
@@ -363,9 +362,7 @@ class Checkpoints:
         found = processes.broadcast_one_to_all(lambda: _metadata_or_reason(path))
         if "metadata" not in found:
             raise _KINDS[found["kind"]](found["reason"])
-        metadata = found["metadata"]
-        self.best.note(step, read_progress(metadata).evaluation)
-        return metadata
+        return found["metadata"]
 
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
         """One checkpoint, verified. Raises DamagedError or UnreadableError on every process alike."""

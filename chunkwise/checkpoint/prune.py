@@ -23,8 +23,8 @@ def finite_metrics(metrics: Mapping[str, float], wanted: str | None) -> dict[str
 class KeepBest:
     """The save with the best evaluation, of equals the newest.
 
-    Evaluations come from the metadata beside the saves, which are checked against their hash, and of a save that was
-    made before its evaluation was done from metrics.jsonl.
+    Evaluations come from metrics.jsonl, since a save may have been made before its evaluation was done; where no such
+    file is beside the saves, from their metadata.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:

@@ -447,7 +447,7 @@ class _Run:
                 self._save_durably()
                 raise
             self.folder.log(self.step, "eval", metrics)
-            self.checkpoints.best.note(self.step, self.evaluation)  # also of a save that was made before
+            self.checkpoints.best.note(self.step, self.evaluation)
         self.evaluated = True
 
     def _progress(self) -> Progress:
