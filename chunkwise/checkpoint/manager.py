@@ -110,6 +110,7 @@ class Checkpoints:
         self._hurrying = threading.Event()
         self._failures = 0
         self.best = KeepBest(config)  # whoever evaluates notes it; `restore` takes what was noted before
+        self._logged: dict[str, dict[str, float]] = {}
         self._unread: set[int] = set()
 
     @property
@@ -280,9 +281,7 @@ class Checkpoints:
           DataError: There are checkpoints and every one is damaged, or there should be some and are none.
           StorageError: The newest cannot be read, and nothing proves that it is damaged. Nothing is moved.
         """
-        steps, logged = processes.broadcast_one_to_all(lambda: (self._clear(), logged_evaluations(self._run)))
-        for step in steps:
-            self.best.note(step, logged.get(str(step), {}))
+        steps, self._logged = processes.broadcast_one_to_all(self._clear)
         restored = None
         for step in steps:
             path = self._folder / str(step)
@@ -310,12 +309,14 @@ class Checkpoints:
         processes.run_on_primary(lambda: self._write_files(anew=restored is None))
         return restored
 
-    def _clear(self) -> list[int]:
-        """Removes what broken off saves and removals left, and lists the steps, newest first. StorageError if not."""
+    def _clear(self) -> tuple[list[int], dict[str, dict[str, float]]]:
+        """Removes what broken off saves left; lists the steps, newest first, and their logged evaluations."""
         try:
             for path in retried(lambda: saved_steps.remains_in(self._folder)):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-            return retried(lambda: saved_steps.steps_in(self._folder))
+            steps = retried(lambda: saved_steps.steps_in(self._folder))
+            logged = {} if self._config.keep_best is None else retried(lambda: logged_evaluations(self._run))
+            return steps, {str(step): logged[str(step)] for step in steps if str(step) in logged}
         except SYSTEM as error:
             raise _unusable(self._folder, error) from error
 
@@ -362,7 +363,9 @@ class Checkpoints:
         found = processes.broadcast_one_to_all(lambda: _metadata_or_reason(path))
         if "metadata" not in found:
             raise _KINDS[found["kind"]](found["reason"])
-        return found["metadata"]
+        metadata = found["metadata"]
+        self.best.note(step, read_progress(metadata).evaluation or self._logged.get(str(step), {}))
+        return metadata
 
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
         """One checkpoint, verified. Raises DamagedError or UnreadableError on every process alike."""

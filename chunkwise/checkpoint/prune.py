@@ -23,8 +23,8 @@ def finite_metrics(metrics: Mapping[str, float], wanted: str | None) -> dict[str
 class KeepBest:
     """The save with the best evaluation, of equals the newest.
 
-    Evaluations come from metrics.jsonl, since a save may have been made before its evaluation was done; where no such
-    file is beside the saves, from their metadata.
+    Evaluations come from the metadata beside the saves, which are checked against their hash, and of a save that was
+    made before its evaluation was done from metrics.jsonl.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -49,18 +49,17 @@ def logged_evaluations(run: Path) -> dict[str, dict[str, float]]:
     A run that is stopped within an evaluation saves without it, and makes up for it when it goes on.
     """
     try:
-        content = (run / "metrics.jsonl").read_bytes()
+        with open(run / "metrics.jsonl", "rb") as lines:
+            told = [line for line in lines if b'"eval"' in line]
     except FileNotFoundError:
         return {}
     found = {}
-    for line in content.splitlines():
-        if b'"eval"' not in line:
-            continue
+    for line in told:
         try:
             row = json.loads(line)
         except ValueError:  # a power cut may leave half a line
             continue
-        if isinstance(row, dict) and row.get("split") == "eval":
+        if isinstance(row, dict) and row.get("split") == "eval" and isinstance(row.get("step"), int):
             numbers = {name: value for name, value in row.items() if isinstance(value, float | int) and name != "step"}
             found[str(row["step"])] = finite_metrics(numbers, None)
     return found

@@ -335,8 +335,11 @@ def list_saves(run: Path) -> list[Save]:
         logged = retried(lambda: logged_evaluations(run))
     except SYSTEM as error:
         raise StorageError(f"{folder}: {root_cause(error)}") from error
-    found = [save for save in saves if save is not None]
-    return [dataclasses.replace(save, evaluation=save.evaluation or logged.get(str(save.step), {})) for save in found]
+    return [
+        save if save.evaluation or save.damage else dataclasses.replace(save, evaluation=logged.get(str(save.step), {}))
+        for save in saves
+        if save is not None
+    ]
 
 
 def is_gone(path: Path) -> bool:

@@ -424,7 +424,7 @@ def require_step(what: str, step: object) -> None:
     if not isinstance(step, Step):
         raise RunError(f"{what} gave a {type(step).__name__}; expected a chunkwise.envs.environment.Step")
     require_finite(what, step.observation)
-    if not abs(step.reward) <= LARGEST_REWARD:
+    if not abs(float(step.reward)) <= LARGEST_REWARD:  # of 16 bits it would make the bound infinite
         raise RunError(f"{what} gave the reward {step.reward}; expected a finite number, at most {LARGEST_REWARD:.2g}")
 
 

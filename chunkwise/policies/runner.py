@@ -11,6 +11,7 @@ a leading axis, and so have the actions.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -86,7 +87,7 @@ def load(folder):
           ValueError: An entry is missing or unknown, of another shape or dtype, not finite, or out of its range; the
             seed is no whole number of 32 bits; or the model's actions are not finite.
         """
-        if not isinstance(observation, dict):
+        if not isinstance(observation, Mapping):
             raise ValueError(f"expected a dict of entries, found {type(observation).__name__}")
         if unknown := sorted(set(map(str, observation)) - taken):
             raise ValueError(f"{', '.join(unknown)}: expected entries among {sorted(taken)}")
@@ -154,7 +155,7 @@ def _checked(name, value, shape, dtype, low, high):
 
 def _filled(name, ids, rows, width):
     """Returns token ids filled up with 0, and the mask that is true at those given."""
-    if isinstance(ids, dict):
+    if isinstance(ids, Mapping):
         raise ValueError(f"{name}: expected a list of ids, found {ids!r:.80}")
     try:
         ragged = [list(ids)] if rows == 1 and all(np.ndim(one) == 0 for one in ids) else [list(row) for row in ids]

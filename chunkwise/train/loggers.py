@@ -10,6 +10,7 @@ Nothing depends on a logger: one that fails is named, and the run goes on withou
 
 import importlib
 import json
+import os
 import re
 import secrets
 import shutil
@@ -111,19 +112,30 @@ def run_id(run: Path) -> str:
     """
     path, here = run / ID, str(run.resolve())
     name, of = _named_in(path)
-    if name and of not in ("", here) and _named_in(Path(of) / ID)[0] == name:
+    if name and of and not _same(run, of) and _named_in(Path(of) / ID)[0] == name:
         say(f"run.loggers: {run} is a copy of {of}, and has a name of its own from now on")
         name = ""
     if not name or of != here:
         name = name or secrets.token_hex(8)
-        write_durably(path, f"{name} {here}\n")
+        write_durably(path, f"{name} {json.dumps(here)}\n")  # of names that are no UTF-8, too
     return name
 
 
+def _same(run: Path, other: str) -> bool:
+    """Whether a path leads to the run's folder, perhaps by a link or another mount."""
+    try:
+        return os.path.samefile(run, other)
+    except OSError:
+        return False
+
+
 def _named_in(path: Path) -> tuple[str, str]:
-    """Name and folder in a file of the name; "" for what it lacks."""
-    words = path.read_text().strip().split(" ", 1) if path.is_file() else [""]
-    return (words[0], words[1] if len(words) > 1 else "") if re.fullmatch(r"[0-9a-f]{16}", words[0]) else ("", "")
+    """Name and folder in a file of the name; "" for what it lacks, and where nobody lets us look."""
+    try:
+        name, _, of = path.read_text().strip().partition(" ")
+        return (name, json.loads(of) if of else "") if re.fullmatch(r"[0-9a-f]{16}", name) else ("", "")
+    except (OSError, ValueError):
+        return "", ""
 
 
 class _TensorBoard:

@@ -40,14 +40,15 @@ class LeRobotReader:
         self._images = LeRobotImages(meta, tuple(self._cameras))
         present = [key for key in OUTCOME if key in meta.features]
         self._tables = list(iter_tables(meta, (*self._keys, "action", *present)))
-        self._by_rewards = ends_by_rewards(
-            table.columns[KEYS["reward"]].astype(np.float64) if KEYS["reward"] in table.columns else None
-            for table in self._tables
-        )
         self._problems = [
             (*problems_of(table), *(self._images.check(table.meta.index) if table.columns else ()))
             for table in self._tables
         ]
+        self._by_rewards = ends_by_rewards(
+            table.columns[KEYS["reward"]].astype(np.float64)
+            for table in self._tables
+            if KEYS["reward"] in table.columns and not problems_of(table)
+        )
 
     def __len__(self) -> int:
         return len(self._meta.episodes)

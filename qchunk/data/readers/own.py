@@ -74,7 +74,7 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
             length=episode.length,
             dims={key: x.shape[1] for key, x in arrays.items() if x.ndim == 2},
             success=bool(episode.positive),  # not numpy's, which "is not False"
-            total_reward=float(episode.reward.sum()),
+            total_reward=None if problems else float(episode.reward.sum()),
             problems=tuple(problems),
         )
     ]

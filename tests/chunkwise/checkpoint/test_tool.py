@@ -14,6 +14,7 @@ from chunkwise.checkpoint import reader, tool
 from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.checkpoint.reader import Save, list_saves, verify
 from chunkwise.checkpoint.tool import main
+from chunkwise.checkpoint.weights import best_step
 from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig, TrainConfig
 from chunkwise.config.saved import flatten
 from tests.chunkwise.checkpoint.test_manager import flip_a_bit, make_state, progress, restored, steps, written
@@ -83,6 +84,26 @@ def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: 
     assert main(["prune", str(tmp_path)]) == 0
     assert steps(tmp_path) == [4, 6]
     assert "deleted 2 of 4 steps" in capsys.readouterr().out
+
+
+def test_prune_takes_no_save_for_the_best_that_nobody_can_read(tmp_path: Path):
+    """Of saves that were made before their evaluation, which metrics.jsonl has."""
+    config = ExperimentConfig(
+        train=TrainConfig(steps=9, batch_size=1),
+        checkpoint=CheckpointConfig(max_to_keep=9, keep_best="ade_2s", best="lowest"),
+    )
+    (tmp_path / "config.json").write_text(json.dumps(flatten(config)))
+    checkpoints = Checkpoints(tmp_path, config.checkpoint, {})
+    rows = [{"split": "eval", "ade_2s": 0.1}, ["eval"], "eval"]
+    for step, error in ((3, 0.3), (4, 0.25), (5, 0.75), (6, 0.5)):
+        checkpoints.save_now(make_state(step), progress(step))
+        rows.append({"step": step, "split": "eval", "ade_2s": error})
+    checkpoints.close()
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "checkpoints/4/_CHECKPOINT_METADATA").write_text("{}")
+    assert best_step(tmp_path, config) == 3
+    assert main(["prune", str(tmp_path)]) == 0
+    assert steps(tmp_path) == [3, 6]
 
 
 def test_prune_keeps_the_multiples_that_the_run_keeps_for_good(tmp_path: Path):

@@ -165,7 +165,9 @@ def test_only_what_is_not_finite_is_refused() -> None:
         require_finite("step()", {"x": np.array([1e39, 1.0])})  # infinite in the 32 bits that are kept
 
 
-@pytest.mark.parametrize(("reward", "refused"), [(3.4e38, False), (-3.5e38, True), (np.inf, True), (np.nan, True)])
+@pytest.mark.parametrize(
+    ("reward", "refused"), [(3.4e38, False), (-3.5e38, True), (np.float16(np.inf), True), (np.nan, True)]
+)
 def test_a_reward_is_finite_in_32_bits(reward: float, refused: bool) -> None:
     step = environment.Step({}, reward, success=False)
     if not refused:

@@ -117,11 +117,16 @@ def test_numbers_that_32_bits_cannot_hold_are_named(key: str, tmp_path: Path):
     assert (problem.key, problem.row, problem.expected) == (key, 2, "finite numbers")
 
 
-def test_arrays_of_text_are_named(tmp_path: Path):
+@pytest.mark.parametrize("key", ["task", "reward"])
+def test_arrays_of_text_are_named(key: str, tmp_path: Path):
     def words(path: Path) -> Episode:
         episode = read(path)
-        states = {**episode.states, "task": np.full((STEPS, 1), "pick")}
-        return dataclasses.replace(episode, states=states, positive=bool(episode.positive))
+        text = np.full((STEPS, 1), "pick")
+        changed = {"reward": text[:, 0]} if key == "reward" else {"states": {**episode.states, key: text}}
+        object.__setattr__(episode, "positive", bool(episode.positive))
+        for name, value in changed.items():  # as a reader may give it, whose arrays nobody has checked
+            object.__setattr__(episode, name, value)
+        return episode
 
     (report,) = own.examine(folder(tmp_path), "e1.csv", words, digest="")
-    assert str(report.problems[0]) == "e1.csv: task: expected numbers, found dtype <U4"
+    assert str(report.problems[0]) == f"e1.csv: {key}: expected numbers, found dtype <U4"
