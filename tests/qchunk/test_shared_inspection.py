@@ -153,10 +153,10 @@ def test_a_table_that_crashes_its_reader_costs_its_line(tmp_path: Path, monkeypa
     lerobot_files.write_v21(tmp_path, lerobot_files.record((6, 7, 5)), storage="image")
     whole = lerobot.arrays_of
 
-    def arrays_of(columns: Any) -> Any:
+    def arrays_of(columns: Any, **settings: Any) -> Any:
         if len(columns["action"]) == 7:
             raise ZeroDivisionError("no rows")
-        return whole(columns)
+        return whole(columns, **settings)
 
     monkeypatch.setattr(lerobot, "arrays_of", arrays_of)
     found = inspect.inspect(str(tmp_path))

@@ -87,7 +87,7 @@ def test_a_done_in_the_last_row_alone_leaves_rewards_of_at_most_0_to_say_what_su
 
     def terminated(reward: list[float], done: list[bool], **more: Any) -> list[bool] | None:
         success = {"next.success": np.array(more.pop("success"))} if "success" in more else {}
-        columns = few | success | {"next.reward": np.array(reward), "next.done": np.array(done)}
+        columns = few | success | {"next.reward": np.array(reward, np.float64), "next.done": np.array(done)}
         found = arrays_of(columns, by_rewards=ends_by_rewards([columns["next.reward"]]), **more).terminated
         return None if found is None else found.tolist()
 

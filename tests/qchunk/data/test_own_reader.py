@@ -37,8 +37,14 @@ def read(path: Path) -> Episode:
 
 
 def labelled(episode: Episode, label: Any) -> Episode:
-    """With a label of any type, which a user's environment does not check as the tests' does."""
-    object.__setattr__(episode, "positive", label)
+    """With a label of any type."""
+    return given(episode, positive=label)
+
+
+def given(episode: Episode, **fields: Any) -> Episode:
+    """With values of any type, which a user's environment does not check as the tests' does."""
+    for name, value in fields.items():
+        object.__setattr__(episode, name, value)
     return episode
 
 
@@ -106,11 +112,9 @@ def test_arrays_that_no_config_names_may_differ_from_file_to_file(tmp_path: Path
 def test_numbers_that_32_bits_cannot_hold_are_named(key: str, tmp_path: Path):
     def large(path: Path) -> Episode:
         episode = read(path)
-        arrays = {"action": episode.action, "reward": episode.reward, **episode.states}
-        x = arrays[key].astype(np.float64)
+        x = {"action": episode.action, "reward": episode.reward, **episode.states}[key].astype(np.float64)
         x[2] = 1e39
-        changed = {"states": {**episode.states, key: x}} if key == "state" else {key: x}
-        return dataclasses.replace(episode, positive=bool(episode.positive), **changed)
+        return given(episode, **({"states": {**episode.states, key: x}} if key == "state" else {key: x}))
 
     (report,) = own.examine(folder(tmp_path), "e1.csv", large, digest="")
     (problem,) = report.problems
@@ -120,13 +124,10 @@ def test_numbers_that_32_bits_cannot_hold_are_named(key: str, tmp_path: Path):
 @pytest.mark.parametrize("key", ["task", "reward"])
 def test_arrays_of_text_are_named(key: str, tmp_path: Path):
     def words(path: Path) -> Episode:
-        episode = read(path)
-        text = np.full((STEPS, 1), "pick")
-        changed = {"reward": text[:, 0]} if key == "reward" else {"states": {**episode.states, key: text}}
-        object.__setattr__(episode, "positive", bool(episode.positive))
-        for name, value in changed.items():  # as a reader may give it, whose arrays nobody has checked
-            object.__setattr__(episode, name, value)
-        return episode
+        episode, text = read(path), np.full((STEPS, 1), "pick")
+        return given(
+            episode, **({"reward": text[:, 0]} if key == "reward" else {"states": {**episode.states, key: text}})
+        )
 
     (report,) = own.examine(folder(tmp_path), "e1.csv", words, digest="")
     assert str(report.problems[0]) == f"e1.csv: {key}: expected numbers, found dtype <U4"
