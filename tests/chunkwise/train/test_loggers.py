@@ -170,8 +170,9 @@ def test_a_copy_of_a_run_is_another_run_to_a_service_and_a_moved_one_is_not(
     assert loggers.run_id(tmp_path / "a run") == name
     (tmp_path / "a run").rename(tmp_path / "moved")
     assert loggers.run_id(tmp_path / "moved") == loggers.run_id(tmp_path / "moved") == name
-    (tmp_path / "a run").symlink_to(tmp_path / "moved")  # so that its old path leads to it still
-    assert loggers.run_id(tmp_path / "a run") == loggers.run_id(tmp_path / "moved") == name
+    (tmp_path / "moved").rename(tmp_path / "again")
+    (tmp_path / "moved").symlink_to(tmp_path / "again")  # so that its old path leads to it still
+    assert loggers.run_id(tmp_path / "again") == loggers.run_id(tmp_path / "moved") == name
     (tmp_path / "moved" / loggers.ID).write_text(f"{name}\n")  # as earlier versions wrote it
     assert loggers.run_id(tmp_path / "moved") == name
     assert capsys.readouterr().out == ""

@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from chunkwise.data.lerobot.meta import EpisodeMeta
@@ -21,7 +23,7 @@ from tests.lerobot_files import Recorded
 from tests.qchunk.converters.sources import settings
 from tests.qchunk.recordings import config
 
-REWARD, SUCCESS = "next.reward", "next.success"
+REWARD, SUCCESS, DONE = "next.reward", "next.success", "next.done"
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +106,16 @@ def test_a_done_in_the_last_row_alone_leaves_rewards_of_at_most_0_to_say_what_su
     assert ends_by_rewards([None, np.zeros(2), np.array([-1.0, 0.0])])
 
 
+def with_done(root: Path) -> Path:
+    """The dataset with its column of success as one of done."""
+    for file in root.glob("data/*/*.parquet"):
+        table = pq.read_table(file)
+        pq.write_table(table.rename_columns([DONE if name == SUCCESS else name for name in table.column_names]), file)
+    info = root / "meta/info.json"
+    info.write_text(info.read_text().replace(f'"{SUCCESS}"', f'"{DONE}"'))
+    return root
+
+
 @pytest.mark.parametrize("values", [(0, 0, 1), (0, 0.5, 1), (-0.1, -0.1, 1)])
 def test_failures_among_successes_are_cut_off_by_time(tmp_path: Path, values: tuple[float, float, float]):
     """Rewards until, before and at success: a done in the last row of a failure is no termination there."""
@@ -112,13 +124,16 @@ def test_failures_among_successes_are_cut_off_by_time(tmp_path: Path, values: tu
         episode.reward = np.full(len(episode.reward), values[0], np.float32)
         episode.reward[-3:] = values[1]
         episode.reward[-1] = values[2] if index % 2 else values[1]
-    root = written(tmp_path / "set", episodes, without=(SUCCESS,))
+        episode.success = np.arange(len(episode.reward)) == len(episode.reward) - 1
+    root = with_done(written(tmp_path / "set", episodes))
     assert_same_as_converted(root, tmp_path / "out", observation="state")
     source = open_dataset(config(root, format="lerobot")).source
     for index in range(4):
         ended = source.load(index).terminated
         assert ended[-1] == index % 2
         assert not ended[:-1].any()
+        with h5py.File(tmp_path / f"out/episode_{index:05d}.hdf5") as converted:  # which says so itself
+            np.testing.assert_array_equal(np.asarray(converted["terminated"], bool), ended)
 
 
 @pytest.mark.parametrize("key", ["next.done", SUCCESS])
