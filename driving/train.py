@@ -12,6 +12,7 @@ from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.errors import ConfigError
+from chunkwise.policies.shrunk import images_json, shrunk_of
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState
@@ -21,6 +22,7 @@ from chunkwise.train.run_dir import RunFolder
 from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
+from driving.data.images import shrunk_cameras
 from driving.data.tables import PAST_S
 from driving.data.validation import (
     calibrated_note,
@@ -77,11 +79,11 @@ class EvaluatedPretrain(PretrainTask):
 class EvaluatedWaypoints(WaypointTask):
     """Waypoints that are measured on drives that were not trained on."""
 
-    def __init__(self, config: DrivingConfig, data: DrivingData, folder: Path) -> None:
+    def __init__(self, config: DrivingConfig, data: DrivingData, folder: Path, shrunk: tuple[str, ...]) -> None:
         super().__init__(config, data)
         self.folder = folder
         self._divided = Divided(folder)
-        self.rounds: Rounds | None = None if config.rollout is None else _rounds(config, folder)
+        self.rounds: Rounds | None = None if config.rollout is None else _rounds(config, folder, shrunk)
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the model sees of the batches, from update `start_step` on, and decisions of drives where some are
@@ -219,7 +221,9 @@ def main(config: DrivingConfig, name: str) -> None:
             if config.waypoints is not None and config.waypoints.use_calibration:
                 require_calibrated(data.calibrated(), config.data.path)
                 say(f"data: {calibrated_note(data.calibrated())}")
-            task = EvaluatedWaypoints(config, data, folder.path)
+            shrunk = _shrunk(config, folder.path, data)
+            folder.kept |= images_json(shrunk)
+            task = EvaluatedWaypoints(config, data, folder.path, shrunk)
             load = task.load if task.loads else None
             ended = fit(config, task, folder, load=load, interaction=task.rounds)
         if ended:
@@ -239,11 +243,21 @@ def _compared_moments(config: DrivingConfig) -> tuple[float, ...]:
     return (config.data.offsets_s[0], config.data.offsets_s[-1]) if pairs else ()
 
 
-def _rounds(config: DrivingConfig, folder: Path) -> "Rounds":
+def _rounds(config: DrivingConfig, folder: Path, shrunk: tuple[str, ...]) -> "Rounds":
     """What is driven between updates."""
     from driving.online.round import Rounds  # a simulator, which a run on a dataset alone does not need
 
-    return Rounds(config, folder)
+    return Rounds(config, folder, shrunk=shrunk)
+
+
+def _shrunk(config: DrivingConfig, run: Path, data: DrivingData) -> tuple[str, ...]:
+    """Cameras of a run whose policy shrinks images as training shrinks their JPEGs; the same on all processes."""
+
+    def look() -> list[str]:
+        seen = config.data.cameras if config.views else ()
+        return list(shrunk_of(run, list(shrunk_cameras(data.index, seen, config.data.image_size))))
+
+    return tuple(processes.broadcast_one_to_all(look))
 
 
 def _record_if_missing(config: DrivingConfig) -> None:

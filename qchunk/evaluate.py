@@ -209,7 +209,12 @@ def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:
     render_size = config.eval.render_size
     if not dims.cameras:
         return None
-    return simulators.View(cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size)
+    return simulators.View(
+        cameras=dims.cameras,
+        render_size=render_size,
+        image_size=dims.image_size or render_size,
+        shrunk=dims.shrunk,
+    )
 
 
 def evaluate_run(

@@ -23,6 +23,7 @@ from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import make_folders
+from chunkwise.policies.shrunk import images_json, shrunk_of
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState
@@ -267,8 +268,9 @@ def main(config: QChunkConfig, name: str) -> None:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _record_if_missing(config))
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
+        dataset = dataclasses.replace(dataset, shrunk=_shrunk(folder.path, dataset))
         beside = processes.broadcast_one_to_all(lambda: _beside(config, dataset))
-        folder.kept |= {name: text.encode() for name, text in beside.items()}
+        folder.kept |= {name: text.encode() for name, text in beside.items()} | images_json(dataset.shrunk)
         processes.run_on_primary(lambda: _judge(config, folder.path, dataset))
         task = QChunkTask(config, folder.path, dataset)
         if fit(config, task, folder, interaction=task.online):
@@ -325,6 +327,11 @@ def _judge(config: QChunkConfig, run: Path, dataset: data.Dataset) -> None:
 def _say(notes: tuple[str, ...]) -> None:
     for note in notes:
         say(f"data: {note}")
+
+
+def _shrunk(run: Path, dataset: data.Dataset) -> tuple[str, ...]:
+    """Cameras of a run whose policy shrinks images as the pool shrinks their JPEGs; the same on all processes."""
+    return tuple(processes.broadcast_one_to_all(lambda: list(shrunk_of(run, dataset.shrunk))))
 
 
 def _beside(config: QChunkConfig, dataset: data.Dataset) -> dict[str, str]:

@@ -52,6 +52,8 @@ class EnvSpec:
     """Height and width of those."""
     render_size: tuple[int, int] | None = None
     """Height and width at which they are rendered before they are resized; None: at `image_size`."""
+    shrunk: tuple[str, ...] = ()
+    """Those of `cameras` that are resized as a JPEG of them is (chunkwise/data/images.py: shrink_into)."""
     rendering: Literal["full", "fast"] = "full"
     """full: as the suite renders. fast (robosuite, LIBERO): cheaper, and nearly the same."""
     video: bool = False

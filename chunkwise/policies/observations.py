@@ -112,7 +112,7 @@ def normalised(affine: Affine, raw: Float[np.ndarray, "b s"], key: str) -> Float
 def images(
     observation: Mapping[str, Any],
     cameras: Sequence[str],
-    resize: Callable[[UInt8[np.ndarray, "h w 3"]], UInt8[np.ndarray, "h2 w2 3"]],
+    resize: Callable[[str, UInt8[np.ndarray, "h w 3"]], UInt8[np.ndarray, "h2 w2 3"]],
     *,
     rows: int,
     single: bool,
@@ -123,7 +123,7 @@ def images(
     Args:
       observation: As it was sent.
       cameras: Names of those that the policy sees; an observation has each of them, and others are ignored.
-      resize: As in training.
+      resize: As in training: of a camera, by its name in `cameras`, and its image.
       rows: Of the observation.
       single: Whether it has no axis of rows.
       may_be_off: Whether None is taken, for a camera that is off.
@@ -152,7 +152,7 @@ def images(
             raise DataError(f"image {name}: expected {wanted}, found shape {list(sent.shape)}")
         stack = channels_last(stack)
         require_uint8(stack[0], name)
-        found[name] = np.stack([resize(np.ascontiguousarray(one)) for one in stack])
+        found[name] = np.stack([resize(name, np.ascontiguousarray(one)) for one in stack])
     return found
 
 

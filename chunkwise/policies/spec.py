@@ -97,13 +97,20 @@ class Exportable:
     """What else is copied into the export, by name."""
 
 
-def image_entry(name: str, size: tuple[int, int], *, may_be_none: bool) -> Entry:
-    """Returns the entry of a camera whose images the model sees at `size`, height and width."""
+def image_entry(name: str, size: tuple[int, int], *, may_be_none: bool, shrunk: bool = False) -> Entry:
+    """Returns the entry of a camera whose images the model sees at `size`, height and width.
+
+    Args:
+      name: Of the camera.
+      size: Of the images that the model sees.
+      may_be_none: Whether it may be off.
+      shrunk: Whether larger images are shrunk as JPEGs of them are (`shrink_into` of chunkwise/data/images.py).
+    """
     return Entry(
         shape=(*size, 3),
         dtype="uint8",
         unit="RGB, 0 to 255",
-        meaning=f"camera {name}",
+        meaning=f"camera {name}" + ("; larger images are shrunk as JPEGs of them are" if shrunk else ""),
         any_size=True,
         may_be_none=may_be_none,
     )

@@ -1,22 +1,25 @@
 """Images of frames at training size, from the files of episodes; `driving/data/pack.py` gives the same from a pack."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from chunkwise.data.images import Filter, decode_into, decode_same_size_into
+from chunkwise.data.images import Filter, decode_into, decode_same_size_into, shrinks
 from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Files
 from chunkwise.files.trouble import TRIES, is_system_error, retried
-from driving.data.index import Index
+from driving.data.index import PRESENT, Index
 
 FILTER: Filter = "bilinear"
 """How images come to the training size."""
+LOOKED_AT = 1000
+"""Images of a camera, spread over all, that tell how most of them are stored."""
+JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
 @runtime_checkable
@@ -76,6 +79,27 @@ class FileImages:
     def file(self, row: int, k: int) -> str:
         """File of an image that there is."""
         return f"{self._base}/{self._index.path(row, self._columns[k])}"
+
+
+def shrunk_cameras(index: Index, cameras: Sequence[str], size: tuple[int, int]) -> Iterator[str]:
+    """Yields the cameras most of whose images are JPEGs, by their names, that libjpeg shrinks on their way to a size.
+
+    Args:
+      index: Of a dataset; that of a pack has the images of which the pack was made.
+      cameras: Those that are looked at.
+      size: Height and width for training.
+    """
+    for camera, column in zip(cameras, columns(index, cameras), strict=True):
+        if column < 0:
+            continue
+        there, shrunk = np.flatnonzero(index.image_status[:, column] == PRESENT), 0
+        there = there[np.linspace(0, len(there) - 1, min(len(there), LOOKED_AT)).astype(np.int64)]
+        for row in there.tolist():
+            height, width = index.image_size[row, column].tolist()
+            named = str(index.path(row, column)).lower().endswith(JPEG_ENDINGS)
+            shrunk += named and shrinks((height, width), size)
+        if 2 * shrunk > len(there):
+            yield camera
 
 
 def require_unchanged(files: Files, place: int) -> None:

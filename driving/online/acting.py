@@ -24,16 +24,16 @@ class DrawingPolicy:
     It is asked for one car at a time, so that no batch rounds otherwise.
     """
 
-    def __init__(self, config: DrivingConfig) -> None:
-        """Has no weights yet; `use` gives them."""
+    def __init__(self, config: DrivingConfig, *, shrunk: tuple[str, ...] = ()) -> None:
+        """Has no weights yet; `use` gives them. `shrunk` is as of `WaypointPolicy`."""
         assert config.rollout is not None
-        self.config, self._keep = config, config.rollout.keep
+        self.config, self._keep, self._shrunk = config, config.rollout.keep, shrunk
         self.step, self.weights = 0, ""
         self._policy: WaypointPolicy | None = None
 
     def use(self, params: PyTree, step: int) -> None:
         """Takes the weights that `step` updates made; they must live as long as they are used."""
-        self._policy = WaypointPolicy(self.config, params, step=step)
+        self._policy = WaypointPolicy(self.config, params, step=step, shrunk=self._shrunk)
         self.step, self.weights = step, self._policy.digest()
 
     def release(self) -> None:

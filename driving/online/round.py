@@ -55,17 +55,18 @@ class Rounds:
     averaged = False
     """The clipped ratio compares the policy that trains with the one that acted: it is the same at first."""
 
-    def __init__(self, config: DrivingConfig, folder: Path) -> None:
+    def __init__(self, config: DrivingConfig, folder: Path, *, shrunk: tuple[str, ...] = ()) -> None:
         """Starts no environment yet.
 
         Args:
           config: Of the run; `rollout` is set.
           folder: The run's, which gets `rollouts/`.
+          shrunk: As of `WaypointPolicy`.
         """
         assert config.rollout is not None
         self._config, self._rollout = config, config.rollout
         self._folder = folder / ROLLOUTS
-        self._actor = DrawingPolicy(config)
+        self._actor, self._shrunk = DrawingPolicy(config, shrunk=shrunk), shrunk
         self._collectors: dict[str, Collector] = {}
         self._divided = DividedRollouts(folder)
         self._round: Round | None = None
@@ -182,7 +183,7 @@ class Rounds:
         settings = self._rollout
         worth = worth_of(drives, far, seconds=settings.seconds, horizon_s=settings.horizon_s)
         groups = np.repeat(np.arange(len(new.routes)), size)
-        reader = WaypointPolicy(self._config, {})
+        reader = WaypointPolicy(self._config, {}, shrunk=self._shrunk)
         return decisions_of(reader, drives, worth, groups, seed=self._config.run.seed), scores
 
     def _expert_jobs(self, routes: Sequence[int]) -> list[Job]:

@@ -12,18 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 
 from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
-from chunkwise.data.images import resized
+from chunkwise.data.images import resized, shrink_into
 from chunkwise.data.norm_stats import identity
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
 from chunkwise.policies.observations import MAX_STATE
 from chunkwise.policies.policy import Asked, Draw, Prepared
+from chunkwise.policies.shrunk import read_shrunk
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from chunkwise.train import rngs
 from driving.config import DrivingConfig
@@ -37,7 +38,9 @@ from driving.tasks import waypoints
 class WaypointPolicy(policy.Policy[Prepared]):
     """Waypoints from what the car sees, how it moves and where the route goes; nothing is drawn."""
 
-    def __init__(self, config: DrivingConfig, params: PyTree, *, step: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, config: DrivingConfig, params: PyTree, *, step: int = 0, seed: int = 0, shrunk: tuple[str, ...] = ()
+    ) -> None:
         """Compiles nothing yet.
 
         Args:
@@ -45,6 +48,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
           params: Its weights, of the moving average where one is kept.
           step: Updates that made the weights.
           seed: Seeds nothing here.
+          shrunk: Cameras whose images are shrunk as their recorded JPEGs were (chunkwise/policies/shrunk.py).
 
         Raises:
           ConfigError: If the run is a pretraining, which has no policy.
@@ -54,7 +58,8 @@ class WaypointPolicy(policy.Policy[Prepared]):
             raise ConfigError("objective is set: this run is a pretraining; expected one that learnt waypoints")
         self.config = config
         self._settings = config.waypoints
-        self._params = params
+        self._params, cameras = params, config.data.cameras
+        self._shrunk = {view for k, view in enumerate(config.views) if cameras[k % len(cameras)] in shrunk}
         model: Any = waypoints.make_model(config)  # Any: flax's modules hash, and their types do not say so
         self._program = _program(model)
         self._modes_program = _modes_program(model)
@@ -64,7 +69,10 @@ class WaypointPolicy(policy.Policy[Prepared]):
         """What the run's model uses: entries that waypoints.use_* switch off are not asked for."""
         settings, data = self._settings, self.config.data
         views = self.config.views
-        seen = {f"image/{name}": image_entry(name, data.image_size, may_be_none=True) for name in views}
+        seen = {
+            f"image/{name}": image_entry(name, data.image_size, may_be_none=True, shrunk=name in self._shrunk)
+            for name in views
+        }
         for name in data.cameras if settings.use_calibration else ():
             for matrix, (shape, meaning) in _MATRICES.items():
                 seen[f"{matrix}/{name}"] = Entry(
@@ -170,7 +178,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
         found = observations.images(
             observation,
             views,
-            lambda image: resized(image, *data.image_size, filter=FILTER),
+            self._resized,
             rows=rows,
             single=single,
             may_be_off=True,
@@ -186,6 +194,15 @@ class WaypointPolicy(policy.Policy[Prepared]):
                 f"(data.min_cameras), found {now[0].sum()}"
             )
         return images, valid, sizes
+
+    def _resized(self, view: str, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h2 w2 3"]:
+        """An image of a view at training size, resized as training resized its camera's."""
+        height, width = self.config.data.image_size
+        if view not in self._shrunk:
+            return resized(image, height, width, filter=FILTER)
+        out = np.empty((height, width, 3), np.uint8)
+        shrink_into(image, out, filter=FILTER)
+        return out
 
     def _calibration(
         self, observation: Mapping[str, Any], sizes: Int64[np.ndarray, "k 2"], rows: int, single: bool
@@ -334,4 +351,4 @@ def load(asked: Asked) -> WaypointPolicy:
     step, params = read_weights(
         folder, own, lambda: waypoints.init_params(own, rngs.key(0, "init")), checkpoint=asked.checkpoint
     )
-    return WaypointPolicy(own, params, step=step, seed=asked.seed)
+    return WaypointPolicy(own, params, step=step, seed=asked.seed, shrunk=read_shrunk(folder))

@@ -208,7 +208,7 @@ class Policy(policy.Policy[Prepared]):
             observations.images(
                 observation,
                 self._inputs.cameras,
-                lambda image: resize_with_pad(image, *size),
+                lambda _, image: resize_with_pad(image, *size),
                 rows=rows,
                 single=single,
                 may_be_off=True,

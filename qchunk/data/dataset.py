@@ -18,7 +18,7 @@ from chunkwise.files.trouble import TRIES, is_system_error, retried
 from qchunk.config import DataConfig, Normalization, QChunkConfig
 from qchunk.data import mixture
 from qchunk.data.holdout import held_out
-from qchunk.data.image_store import image_form
+from qchunk.data.image_store import image_form, shrunk_cameras
 from qchunk.data.index import dataset_files, open_source
 from qchunk.data.readers.aloha import AlohaSource
 
@@ -36,6 +36,8 @@ class Dims:
     """Images in a batch, in this order."""
     image_size: tuple[int, int] | None = None
     """Height and width of each; None without cameras."""
+    shrunk: tuple[str, ...] = ()
+    """Cameras whose images are shrunk as their recorded JPEGs are (chunkwise/policies/shrunk.py)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class Dataset:
     depth_cameras: tuple[str, ...]
     image_size: tuple[int, int] | None
     """Height and width of colour images in a batch; None without cameras."""
+    shrunk: tuple[str, ...]
+    """Cameras most of whose images are JPEGs that libjpeg shrinks."""
     notes: tuple[str, ...]
     """What a person should know: labels that are missing, episodes skipped, dimensions floored."""
 
@@ -62,6 +66,7 @@ class Dataset:
             action=self.source.dims["action"],
             cameras=self.cameras,
             image_size=self.image_size,
+            shrunk=self.shrunk,
         )
 
     @property
@@ -101,6 +106,10 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
     width = source.dims[data.observation]
     observation, floored = affine(stats, data.observation_norm, "state", width, name=data.observation)
     notes += floored
+    size, shrunk = None, ()
+    if isinstance(source, AlohaSource):
+        form = image_form(data, source.images_of[0])
+        size, shrunk = form.image_size, tuple(shrunk_cameras(data.cameras, form, source))
     return Dataset(
         files=files,
         source=source,
@@ -108,7 +117,8 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
         observation_norm=observation,
         cameras=data.cameras,
         depth_cameras=data.depth_cameras,
-        image_size=image_form(data, source.images_of[0]).image_size if isinstance(source, AlohaSource) else None,
+        image_size=size,
+        shrunk=shrunk,
         notes=notes,
     )
 

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Literal, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from chunkwise.data.buffers import SPARES
 from chunkwise.data.episodes import EpisodeSource
-from chunkwise.data.images import decode_jpeg_into
+from chunkwise.data.images import decode_jpeg_into, shrinks
 from chunkwise.data.sampling import STEPS_PER_BLOCK
 from chunkwise.data.threads import Workers
 from chunkwise.errors import ConfigError
@@ -91,6 +91,26 @@ def image_form(data: DataConfig, images: Mapping[str, ImageReport]) -> ImageForm
         depth_dtype=np.dtype(images[depth[0]].dtype) if depth else None,
         bgr=data.jpeg_channels == "bgr",
     )
+
+
+def shrunk_cameras(cameras: Sequence[str], form: ImageForm, source: AlohaSource) -> Iterator[str]:
+    """Yields the cameras most of whose images are JPEGs that libjpeg shrinks on their way into a batch.
+
+    Args:
+      cameras: Those of data.cameras.
+      form: Of their images in a batch.
+      source: Of the run.
+    """
+    if form.image_size is None:
+        return
+    for camera, path in zip(cameras, form.colour, strict=True):
+        shrunk = sum(
+            length
+            for length, reports in zip(source.lengths, source.images_of, strict=True)
+            if (report := reports[path]).encoding == "jpeg" and shrinks((report.height, report.width), form.image_size)
+        )
+        if 2 * shrunk > sum(source.lengths):
+            yield camera
 
 
 class FrameStore:

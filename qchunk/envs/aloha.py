@@ -35,6 +35,7 @@ class TransferCube(aloha.AlohaEnv):
                 cameras=given.cameras,
                 image_size=given.image_size,
                 render_size=given.render_size,
+                shrunk=given.shrunk,
             )
         )
         self._steps = 0

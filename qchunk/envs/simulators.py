@@ -41,6 +41,8 @@ class View:
     """Height and width at which they are rendered; those of the recordings, so that the image is the same."""
     image_size: tuple[int, int]
     """Height and width to which they are then resized, as the pool does."""
+    shrunk: tuple[str, ...] = ()
+    """Cameras whose recorded images were JPEGs that the pool shrinks."""
 
 
 USUAL = Rules()
@@ -72,7 +74,7 @@ def make(name: str, view: View | None = None, rules: Rules = USUAL, *, video: bo
     spec = dataclasses.replace(spec, cameras=() if view is None else view.cameras, video=video)
     spec = dataclasses.replace(spec, sparse=rules.sparse, success_timing=rules.success_timing)
     if view is not None:
-        spec = dataclasses.replace(spec, image_size=view.image_size, render_size=view.render_size)
+        spec = dataclasses.replace(spec, image_size=view.image_size, render_size=view.render_size, shrunk=view.shrunk)
     return environment.make(spec)
 
 

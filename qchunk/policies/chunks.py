@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from chunkwise.data.images import decode, resize_into
+from chunkwise.data.images import decode
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.view.chunks import PolicyChunks, Sight
 from chunkwise.view.images import JPEG
@@ -53,7 +53,8 @@ class Sights:
         """Returns the critic's value of the policy's chunk, and of the recorded one where all of it was recorded."""
         seen: dict[str, np.ndarray] = {self._policy.config.data.observation: sight.observation["state"][None]}
         if "image" in sight.observation:
-            seen["images"] = np.stack([self._resized(image) for image in sight.observation["image"].values()])[None]
+            shown = [self._policy.resized(name, image) for name, image in sight.observation["image"].items()]
+            seen["images"] = np.stack(shown)[None]
         (own,) = self._policy.values(seen, chunk[None])
         words = f"The critic's value of the policy's chunk is {own:.4g}"
         if len(sight.recorded) >= len(chunk):
@@ -76,12 +77,6 @@ class Sights:
         recorded = called.startswith(f"{COLOUR}/") and content.startswith(JPEG)
         exchanged = recorded and self._policy.config.data.jpeg_channels == "bgr"
         return np.ascontiguousarray(image[..., ::-1]) if exchanged else image
-
-    def _resized(self, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h2 w2 3"]:
-        """As the policy resizes what it is shown."""
-        out = np.empty((*(self._policy.agent.dims.image_size or image.shape[:2]), 3), np.uint8)
-        resize_into(image, out)
-        return out
 
 
 def policy_chunks(policy: Any, name: str, recordings: Recordings) -> PolicyChunks:

@@ -19,7 +19,7 @@ from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
 from chunkwise.data import norm_stats
-from chunkwise.data.images import resize_into
+from chunkwise.data.images import resize_into, shrink_into
 from chunkwise.data.norm_stats import Affine, NormStats
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import trust
@@ -27,6 +27,7 @@ from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
 from chunkwise.policies.policy import Asked, Draw, Prepared
+from chunkwise.policies.shrunk import read_shrunk
 from chunkwise.policies.spec import Entry, Exportable, Spec, image_entry
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
@@ -114,7 +115,10 @@ class QChunkPolicy(policy.Policy[Prepared]):
         recorded = f"/{data.action}" if data.action == "action" else f"/observations/{data.action}"
         return Spec(
             observation={
-                **{f"image/{name}": image_entry(name, size, may_be_none=False) for name in self.cameras},
+                **{
+                    f"image/{name}": image_entry(name, size, may_be_none=False, shrunk=name in dims.shrunk)
+                    for name in self.cameras
+                },
                 "state": Entry(
                     shape=(dims.observation,),
                     dtype="float32",
@@ -181,7 +185,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         sent: dict[str, Any] = {name: observations.normalised(self._observation_norm, raw, "state")}
         if self.cameras:
             images = observations.images(
-                observation, self.cameras, self._resized, rows=rows, single=single, may_be_off=False
+                observation, self.cameras, self.resized, rows=rows, single=single, may_be_off=False
             )
             sent["images"] = np.stack([image for image in images.values() if image is not None], axis=1)
         seeds = options.get("seeds", self._row_seeds(draw, rows))
@@ -210,13 +214,13 @@ class QChunkPolicy(policy.Policy[Prepared]):
         actions, weights = padded(committed, self.agent.action_horizon, self.agent.dims.action)
         return self._action_norm.apply(actions), weights
 
-    def _resized(self, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h2 w2 3"]:
-        """As the pool resizes what was recorded raw; of a larger JPEG it has libjpeg shrink a part of the way."""
-        size = self.agent.dims.image_size
-        if size is None or image.shape[:2] == size:
+    def resized(self, camera: str, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h2 w2 3"]:
+        """Resizes an image of a camera as training resized that camera's."""
+        dims = self.agent.dims
+        if dims.image_size is None or image.shape[:2] == dims.image_size:
             return image
-        out = np.empty((*size, 3), np.uint8)
-        resize_into(image, out)
+        out = np.empty((*dims.image_size, 3), np.uint8)
+        (shrink_into if camera in dims.shrunk else resize_into)(image, out)
         return out
 
     def _compute(self, inputs: Any) -> Any:
@@ -325,7 +329,13 @@ def read_dims(folder: Path, config: QChunkConfig, stats: Mapping[str, NormStats]
             f'earlier version. Write {{"image_size": [height, width]}} of its recordings into {DIMS}'
         )
     widths = len(stats["state"].mean), len(stats["actions"].mean)
-    return Dims(observation=widths[0], action=widths[1], cameras=cameras, image_size=size if cameras else None)
+    return Dims(
+        observation=widths[0],
+        action=widths[1],
+        cameras=cameras,
+        image_size=size if cameras else None,
+        shrunk=read_shrunk(folder),
+    )
 
 
 def _is_size(value: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from chunkwise.data.images import (
@@ -25,6 +26,8 @@ from chunkwise.data.images import (
     resize_into,
     resize_with_pad,
     resized,
+    shrink_into,
+    shrinks,
 )
 from chunkwise.errors import DataError
 from chunkwise.files.png import require_whole
@@ -253,3 +256,38 @@ def test_a_jpeg_is_shrunk_while_it_is_decoded_and_a_png_after_it():
     decode_into(lossless, found, source="", filter="area")
     resize_into(shown, whole, filter="area")
     np.testing.assert_array_equal(found, whole)
+
+
+def test_libjpegs_scales_are_known():
+    """Against what the decoder gives of a JPEG."""
+    for size in ((16, 24), (17, 23), (48, 64), (9, 100)):
+        jpeg = encode_jpeg(np.zeros((*size, 3), np.uint8), quality=50)
+        for wanted in ((1, 1), (7, 9), (14, 21), (15, 21), (15, 20), (16, 20), (42, 56), (43, 56), (8, 88), (8, 87)):
+            if all(want <= have for want, have in zip(wanted, size, strict=True)):
+                shown = simplejpeg.decode_jpeg(jpeg, min_height=wanted[0], min_width=wanted[1], min_factor=1)
+                assert shrinks(size, wanted) == (shown.shape[:2] != size), (size, wanted)
+    assert not shrinks((48, 64), (48, 8))
+    assert not shrinks((48, 64), (50, 64))
+
+
+@pytest.mark.parametrize("name", get_args(Filter))
+def test_pixels_are_shrunk_as_their_jpeg_is(name: Filter):
+    """Grey stripes two pixels wide: the mean of an area sees them, libjpeg leaves them out."""
+    y, x = np.mgrid[:96, :120]
+    image = (100 + 60 * ((x + y) // 2 % 2)[..., None] + np.stack([x, y, x + y], -1) / 4).astype(np.uint8)
+    jpeg = simplejpeg.encode_jpeg(image, quality=85, colorspace="RGB", colorsubsampling="420")
+    for size in ((40, 50), (32, 40), (70, 80)):
+        taught, found, whole = (np.zeros((*size, 3), np.uint8) for _ in range(3))
+        decode_jpeg_into(jpeg, taught, source="", filter=name)
+        shrink_into(decode(jpeg, source=""), found, filter=name)
+        resize_into(decode(jpeg, source=""), whole, filter=name)
+        near, far = (np.abs(one.astype(int) - taught).mean() for one in (found, whole))
+        assert near < 2
+        assert 3 * near < far, size
+    for size in ((90, 110), (200, 100)):  # no scale of libjpeg's lies between
+        found, whole = (np.zeros((*size, 3), np.uint8) for _ in range(2))
+        shrink_into(image, found, filter=name)
+        resize_into(image, whole, filter=name)
+        np.testing.assert_array_equal(found, whole)
+    long = np.zeros((1, 65_600, 3), np.uint8)
+    shrink_into(long, np.zeros((1, 4, 3), np.uint8), filter=name)  # more than a JPEG can have

@@ -32,16 +32,18 @@ def test_what_are_no_words_is_refused_by_name(sent: Any, rows: int) -> None:
 )
 def test_images_that_hold_no_pixels_are_refused_by_name(sent: Any, found: str) -> None:
     with pytest.raises(DataError, match=f"image top: expected uint8 in 0..255, found {found}"):
-        observations.images({"image": {"top": sent}}, ["top"], lambda one: one, rows=1, single=True, may_be_off=False)
+        observations.images(
+            {"image": {"top": sent}}, ["top"], lambda _, one: one, rows=1, single=True, may_be_off=False
+        )
 
 
 def test_cameras_that_a_policy_does_not_see_are_ignored_and_channels_may_come_first() -> None:
     image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     sent = {"image": {"top": image.transpose(2, 0, 1), "wrist": np.zeros((1, 1), np.float32)}}
-    found = observations.images(sent, ["top"], lambda one: one, rows=1, single=True, may_be_off=False)
+    found = observations.images(sent, ["top"], lambda _, one: one, rows=1, single=True, may_be_off=False)
     assert list(found) == ["top"]
     top = found["top"]
     assert top is not None
     np.testing.assert_array_equal(top, image[None])
     with pytest.raises(DataError, match="image: expected a dict with"):
-        observations.images(sent, ["top", "left"], lambda one: one, rows=1, single=True, may_be_off=False)
+        observations.images(sent, ["top", "left"], lambda _, one: one, rows=1, single=True, may_be_off=False)

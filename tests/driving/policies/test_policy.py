@@ -12,6 +12,7 @@ import simplejpeg
 
 from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
 from chunkwise.config.saved import flatten
+from chunkwise.data.images import decode, encode_png
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import export, runner
 from chunkwise.policies.load import load_policy
@@ -91,9 +92,7 @@ def observation(drives: Path, frame: int) -> dict[str, Any]:
     images: dict[str, Any] = {}
     for camera, seen in frames[frame]["observations"]["cameras"].items():
         path = seen["image_path"]
-        images[camera] = (
-            None if path is None else simplejpeg.decode_jpeg((drives / path).read_bytes(), colorspace="RGB")
-        )
+        images[camera] = None if path is None else decode((drives / path).read_bytes(), source=path)
     found: dict[str, Any] = {"image": images, "route_command": frames[frame]["observations"]["route_command"]}
     for name in ("speed_mps", "yaw_rate_radps"):
         values = [one["observations"]["state"][name] for one in frames]
@@ -182,6 +181,51 @@ def test_a_batch_of_no_rows_is_refused_by_name(loaded: WaypointPolicy, entry: st
     unknown = {"speed_mps": None, "yaw_rate_radps": None, "route_command": None}
     with pytest.raises(DataError, match=f"{name}: expected at least one row, found none"):
         loaded.prepare({**loaded.example(), **unknown, entry: empty})
+
+
+def test_a_cars_images_are_shrunk_as_the_recorded_jpegs_were(tmp_path: Path):
+    """At 16 x 24 of 36 x 54, four eighths and the rest: libjpeg leaves out what a triangle has. Images of a camera that
+    was recorded as PNG, mostly, are resized whole; so are all of a run of an earlier version."""
+
+    def lossless(tree: dict[str, Any]) -> None:
+        for i, frame in enumerate(tree["frames"]):
+            camera = frame["observations"]["cameras"]["side_left"]
+            if i % 3:
+                camera["image_path"] = camera["image_path"].replace(".jpg", ".png")
+        change(tree)
+
+    drives, size = tmp_path / "drives", (36, 54)
+    y, x = np.mgrid[: size[0], : size[1]]
+    striped = (90 + 60 * ((x + y) // 2 % 2)[..., None] + np.stack([x, y, x + y], -1)).astype(np.uint8)
+    for i in range(6):
+        name = f"drive_{i}"
+        write_drive(drives, name, frames=FRAMES, dt=DT, start_yaw=float(i), change=lossless, size=size)
+        for k in range(FRAMES):
+            shown = np.roll(striped, (i, k), (0, 1))
+            for camera in CAMERAS:
+                file = drives / f"{name}_images/{k:04d}_{camera}.jpg"
+                file.write_bytes(simplejpeg.encode_jpeg(shown, quality=90, colorspace="RGB"))
+            file.with_name(f"{k:04d}_side_left.png").write_bytes(encode_png(shown))
+    settings = config_of(drives, tmp_path / "run")
+    settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, image_size=(16, 24)))
+    train.main(settings, "test")
+    seen = [camera for camera in CAMERAS if camera != "side_left"]
+    assert json.loads((tmp_path / "run/images.json").read_text()) == {"shrunk_jpegs": seen}
+    policy = load_policy(tmp_path / "run")
+    assert isinstance(policy, WaypointPolicy)
+    data = open_data(settings.data, "all")
+    taught = data.batch(data.anchors[4:5])["images"][0, 0].astype(int)
+    assert data.index.ids[0] == "drive_0"
+    sent = observation(drives, int(data.anchors[4]))
+    found = policy.prepare(sent).inputs["images"][0].astype(int)
+    whole = WaypointPolicy(settings, {}).prepare(sent).inputs["images"][0].astype(int)
+    for k, camera in enumerate(CAMERAS):
+        near, far = np.abs(found[k] - taught[k]).mean(), np.abs(whole[k] - taught[k]).mean()
+        if camera in seen:
+            assert near < 1
+            assert 3 * near < far, camera
+        else:
+            np.testing.assert_array_equal(found[k], whole[k])
 
 
 def test_what_is_unknown_counts_as_in_training(drives: Path, loaded: WaypointPolicy):

@@ -19,7 +19,7 @@ import qchunk.train
 from chunkwise.checkpoint.reader import read_arrays
 from chunkwise.config.experiment import CheckpointConfig, TrainConfig
 from chunkwise.data import norm_stats
-from chunkwise.data.images import resize_into
+from chunkwise.data.images import decode, decode_jpeg_into, encode_jpeg, resize_into
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs.evaluate import Evaluation
 from chunkwise.errors import ConfigError, DataError, MismatchError
@@ -27,6 +27,7 @@ from chunkwise.policies import export, runner
 from chunkwise.policies.execution import NOTHING, Committed
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
+from chunkwise.policies.shrunk import shrunk_of
 from qchunk import evaluate
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
@@ -44,9 +45,11 @@ SEEDS = np.array([5, 2**32 - 1, 5], np.uint32)
 ENCODER = EncoderConfig(widths=(4,), blocks=1, feature_size=4)
 
 
-def config_of(root: Path, run: Path, *, agent: dict[str, Any], images: bool) -> QChunkConfig:
+def config_of(
+    root: Path, run: Path, *, agent: dict[str, Any], images: bool, size: tuple[int, int] = SIZE
+) -> QChunkConfig:
     """Six updates; an evaluation at the end, of which the tests play none."""
-    seen = {"cameras": CAMERAS, "image_size": SIZE} if images else {}
+    seen = {"cameras": CAMERAS, "image_size": size} if images else {}
     base = recordings.config(
         root, observation="state", action_norm="quantile", observation_norm="mean_std", batch=4, horizon=3, **seen
     )
@@ -61,17 +64,24 @@ def config_of(root: Path, run: Path, *, agent: dict[str, Any], images: bool) -> 
     )
 
 
-def shown(rows: int) -> dict[str, np.ndarray]:
+def shown(rows: int, size: tuple[int, int] = SIZE) -> dict[str, np.ndarray]:
     """What a simulator would show, in its own units."""
     rng = np.random.default_rng(5)
     return {
         "qpos": rng.normal(size=(rows, recordings.QPOS)).astype(np.float32),
         "state": rng.normal(size=(rows, STATE)).astype(np.float32),
-        "images": rng.integers(0, 256, (rows, len(CAMERAS), *SIZE, 3)).astype(np.uint8),
+        "images": rng.integers(0, 256, (rows, len(CAMERAS), *size, 3)).astype(np.uint8),
     }
 
 
-def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, *, images: bool = False, **agent: Any) -> list[np.ndarray]:
+def trained(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    images: bool = False,
+    size: tuple[int, int] = SIZE,
+    **agent: Any,
+) -> list[np.ndarray]:
     """Trains; returns what the run's evaluation was answered, for the policy and then for behaviour cloning."""
     root = folder / "data"
     for number in range(4):
@@ -79,14 +89,14 @@ def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, *, images: bool = Fal
     answers: list[np.ndarray] = []
 
     def evaluate(policy: Any, *_: Any, **settings: Any) -> Any:
-        answers.append(policy(shown(3), SEEDS))
+        answers.append(policy(shown(3, size), SEEDS))
         return types.SimpleNamespace(metrics=lambda name: {f"{name}/success": 0.0}, save=lambda file: None)
 
     monkeypatch.setattr(qchunk.train, "evaluate", evaluate)
     monkeypatch.setattr(qchunk.train, "require_fit", lambda *_: None)
     monkeypatch.setattr(qchunk.train.simulators, "require_images", lambda *_: None)
     monkeypatch.setattr(qchunk.train.run_summary, "draw", lambda *_: "none")
-    qchunk.train.main(config_of(root, folder / "run", agent=agent, images=images), "test")
+    qchunk.train.main(config_of(root, folder / "run", agent=agent, images=images, size=size), "test")
     return answers
 
 
@@ -164,8 +174,8 @@ def test_actions_by_hand(run: Path, loaded: QChunkPolicy):
 
     normal = (state - np.array(stats["state"]["mean"])) / np.array(stats["state"]["std"])
     small = np.zeros((2, *SIZE, 3), np.uint8)
-    for k in range(2):
-        resize_into(big[k], small[k])
+    for k in range(2):  # the recordings are JPEGs of 24 x 32
+        decode_jpeg_into(encode_jpeg(big[k], quality=95), small[k], source="")
     seen = {"state": normal[None].astype(np.float32), "images": small[None]}
     latest = read_arrays(run / "checkpoints/6")
     ema: dict[str, Any] = {}
@@ -179,6 +189,41 @@ def test_actions_by_hand(run: Path, loaded: QChunkPolicy):
     np.testing.assert_allclose(found, (chunk + 1) / 2 * (q99 - q01) + q01, atol=1e-5)
     kernel = next(name for name in latest if name.startswith("params/onestep") and name.endswith("kernel"))
     assert np.abs(latest[kernel] - latest[kernel.replace("params/", "ema/", 1)]).max() > 1e-5
+
+
+def test_a_robots_images_are_shrunk_as_the_recorded_jpegs_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """At 9 x 12 of 24 x 32, three eighths: libjpeg leaves out what the mean of an area has. Of a camera of raw images,
+    and by a run of an earlier version, images are resized whole."""
+    trained(tmp_path, monkeypatch, images=True, size=(9, 12))
+    run = tmp_path / "run"
+    assert json.loads((run / "images.json").read_text()) == {"shrunk_jpegs": list(CAMERAS)}
+    policy = load_policy(run)
+    assert isinstance(policy, QChunkPolicy)
+    frames = recorded.scene(9, 5)
+    for camera in CAMERAS:
+        found, taught, whole = (np.zeros((len(frames), 9, 12, 3), np.uint8) for _ in range(3))
+        for k, jpeg in enumerate(recorded.encode(frames)):
+            shown = decode(jpeg, source="")
+            found[k] = policy.resized(camera, shown)
+            decode_jpeg_into(jpeg, taught[k], source="")
+            resize_into(shown, whole[k])
+        assert apart(found, taught) < 0.25 * apart(whole, taught)
+        np.testing.assert_array_equal(policy.resized("cam_right_wrist", shown), whole[-1])
+    before = shutil.copytree(run, tmp_path / "before")
+    (before / "images.json").unlink()
+    assert shrunk_of(run, ()) == CAMERAS
+    assert shrunk_of(before, CAMERAS) == (), "has saves, and nothing is known of its images"
+    assert shrunk_of(tmp_path, CAMERAS[:1]) == CAMERAS[:1], "begins"
+    with pytest.raises(MismatchError, match=r"images\.json is not the file that the checkpoint of step 6"):
+        load_policy(before)
+    (run / "images.json").write_text('{"shrunk_jpegs": "top"}')
+    with pytest.raises(DataError, match=r"images\.json: expected shrunk_jpegs, a list of cameras, found 'top'"):
+        load_policy(run)
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> float:
+    """Mean distance of pixels."""
+    return float(np.abs(one.astype(int) - other).mean())
 
 
 def test_draws_are_by_call_seed_and_row(run: Path, loaded: QChunkPolicy):
@@ -341,7 +386,7 @@ def test_a_run_is_evaluated_as_at_its_end(
     assert json.loads((run / "evaluations/step_00000006.json").read_text())["step"] == 6
     assert evaluate.main([str(run), "--episodes", "7", "--env", "other", "--seed", "3", "--checkpoint", "3"]) == 0
     first, second = asked
-    view = View(cameras=CAMERAS, render_size=(480, 640), image_size=SIZE)
+    view = View(cameras=CAMERAS, render_size=(480, 640), image_size=SIZE, shrunk=CAMERAS)
     wanted = {"env": "none", "seed": 0, "step": 6, "episodes": 50, "num_envs": 5, "rows": 5, "horizon": 3, "view": view}
     assert {name: first[name] for name in wanted} == wanted
     changed = {"env": "other", "seed": 3, "step": 3, "episodes": 7}
