@@ -54,7 +54,7 @@ class Dataset:
     depth_cameras: tuple[str, ...]
     image_size: tuple[int, int] | None
     """Height and width of colour images in a batch; None without cameras."""
-    shrunk: tuple[str, ...]
+    shrunk: tuple[str, ...] = ()
     """Cameras most of whose images are JPEGs that libjpeg shrinks."""
     notes: tuple[str, ...]
     """What a person should know: labels that are missing, episodes skipped, dimensions floored."""
