@@ -73,6 +73,7 @@ def export(parts: Exportable, out: Path, *, rows: int = 1, platforms: Sequence[s
         "noise": parts.noise,
         "defaults": dict(parts.defaults),
         "ranges": {name: list(ends) for name, ends in parts.ranges.items()},
+        "at_least": {name: list(ends) for name, ends in parts.at_least.items()},
         "masks": dict(parts.masks),
         "relative": {name: list(dims) for name, dims in parts.relative.items()},
         "spec": parts.spec.plain(),

@@ -107,6 +107,10 @@ def load(folder):
                 if not (np.abs(value) <= LARGEST).all():
                     raise ValueError(f"{name}: expected at most {LARGEST:g} normalised, found {np.abs(value).max():g}")
             inputs[name] = value.astype(dtype)
+        for name, (last, least) in about.get("at_least", {}).items():
+            fewest = inputs[name][:, -last:].sum(axis=-1).min()
+            if fewest < least:
+                raise ValueError(f"{name}: expected at least {least} of the last {last} true, found {fewest}")
         for name, mask in masks.items():
             if not inputs[mask].any(axis=-1).all():
                 raise ValueError(f"{mask}: expected at least one of {name} in each row, found none")

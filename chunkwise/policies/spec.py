@@ -89,6 +89,8 @@ class Exportable:
     """Inputs that an observation may leave out, and the value that they have then."""
     ranges: Mapping[str, tuple[float, float | None]] = dataclasses.field(default_factory=dict)
     """Smallest and largest number that an input takes, None where there is no largest; of others any finite one."""
+    at_least: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """Input of flags, of whose last k at least n are true: (k, n)."""
     masks: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Input of ids, and the input that is true where one was given."""
     relative: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)

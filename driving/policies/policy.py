@@ -298,6 +298,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
                 "motion": (-MAX_STATE, MAX_STATE),
                 "past_motion": (-MAX_STATE, MAX_STATE),
             },
+            at_least={"image_valid": (len(data.cameras), data.min_cameras)} if self._settings.use_cameras else {},
             spec=self.spec,
         )
 

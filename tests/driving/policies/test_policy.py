@@ -274,6 +274,8 @@ def test_an_export_predicts_alike(drives: Path, run: Path, loaded: WaypointPolic
         act({**one, "route_command": 4})
     with pytest.raises(ValueError, match="motion: expected finite numbers of -1e\\+06 to 1e\\+06, found 1e\\+30"):
         act({**one, "motion": np.array([1e30, 0.0])})
+    with pytest.raises(ValueError, match="image_valid: expected at least 1 of the last 5 true, found 0"):
+        act({**one, "image_valid": np.zeros_like(one["image_valid"])})
     unknown = {**one, "known_motion": np.zeros_like(one["known_motion"])}
     zeros = {name: np.zeros_like(one[name]) for name in ("motion", "past_motion")}
     np.testing.assert_array_equal(act(unknown), act({**unknown, **zeros}), err_msg="what is unknown counts as 0")
