@@ -83,7 +83,7 @@ class EvaluatedWaypoints(WaypointTask):
         super().__init__(config, data)
         self.folder = folder
         self._divided = Divided(folder)
-        self.rounds: Rounds | None = None if config.rollout is None else _rounds(config, folder, shrunk)
+        self.rounds: Rounds | None = None if config.rollout is None else _rounds(config, folder, data, shrunk)
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the model sees of the batches, from update `start_step` on, and decisions of drives where some are
@@ -243,11 +243,11 @@ def _compared_moments(config: DrivingConfig) -> tuple[float, ...]:
     return (config.data.offsets_s[0], config.data.offsets_s[-1]) if pairs else ()
 
 
-def _rounds(config: DrivingConfig, folder: Path, shrunk: tuple[str, ...]) -> "Rounds":
+def _rounds(config: DrivingConfig, folder: Path, data: DrivingData, shrunk: tuple[str, ...]) -> "Rounds":
     """What is driven between updates."""
     from driving.online.round import Rounds  # a simulator, which a run on a dataset alone does not need
 
-    return Rounds(config, folder, shrunk=shrunk)
+    return Rounds(config, folder, data.index, shrunk=shrunk)
 
 
 def _shrunk(config: DrivingConfig, run: Path, data: DrivingData) -> tuple[str, ...]:

@@ -81,6 +81,14 @@ class FileImages:
         return f"{self._base}/{self._index.path(row, self._columns[k])}"
 
 
+def recorded_size(index: Index, camera: str) -> tuple[int, int] | None:
+    """Returns height and width of most of a camera's images as they were recorded; None where it has none."""
+    (column,) = columns(index, [camera])
+    sizes = index.image_size[index.image_status[:, column] == PRESENT, column] if column >= 0 else np.zeros((0, 2), int)
+    found, counts = np.unique(sizes, axis=0, return_counts=True)
+    return (int(found[counts.argmax(), 0]), int(found[counts.argmax(), 1])) if len(found) else None
+
+
 def shrunk_cameras(index: Index, cameras: Sequence[str], size: tuple[int, int]) -> Iterator[str]:
     """Yields the cameras most of whose images are JPEGs, by their names, that libjpeg shrinks on their way to a size.
 

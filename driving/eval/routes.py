@@ -35,6 +35,8 @@ from chunkwise.policies.policy import Policy
 from chunkwise.reports.intervals import wilson
 from driving.config import DrivingConfig
 from driving.data.batches import open_data
+from driving.data.images import recorded_size
+from driving.data.index import Index
 from driving.eval import baselines
 from driving.eval.closed_loop import MULTIPLIERS, Result
 from driving.eval.metrics import Score, score
@@ -159,9 +161,10 @@ def evaluate_run(
     drawn = "-".join(f"{name}_{value}" for name, value in {"episodes": episodes, "seed": seed, **unusual}.items())
     path = out or run / f"evaluations/closed_loop-step_{policy.step:08d}-{drawn}.json"
     prepare_place(path)
+    data = open_data(config.data, "train")
     blind = WaypointPolicy(
         baselines.blind_config(config, use_past=True),
-        baselines.train_blind(config, baselines.EgoStates(open_data(config.data, "train")), use_past=True),
+        baselines.train_blind(config, baselines.EgoStates(data), use_past=True),
     )
     steps, dt_s = config.data.waypoint_steps, config.data.waypoint_dt_s
     drivers: dict[str, _Driver] = {
@@ -174,7 +177,7 @@ def evaluate_run(
     found: dict[str, list[tuple[Rollout, Result]]] = {}
     for name, driver in drivers.items():
         seen = isinstance(driver, _Policy) and driver.policy is policy
-        spec = spec_of(config) if seen else _SPEC
+        spec = spec_of(config, data.index) if seen else _SPEC
         expert = name == EXPERT
         given = asked | {"hold": 1 if expert else hold}
         opener = functools.partial(open_town, spec, config, expert=expert, measured=True, **given)
@@ -216,7 +219,8 @@ def evaluate_run(
         raise
     if video:
         rollouts = [rollout for rollout, _ in found[MODEL]]
-        shown = functools.partial(open_town, dataclasses.replace(spec_of(config), video=True), config, **asked)
+        spec = dataclasses.replace(spec_of(config, data.index), video=True)
+        shown = functools.partial(open_town, spec, config, **asked)
         film = path.with_suffix(".mp4")
         written = render.write_some(shown, rollouts, film, min(video, episodes), clips=film.with_suffix(""))
         report["video"] = None if written is None else str(written)
@@ -224,16 +228,22 @@ def evaluate_run(
     return report
 
 
-def spec_of(config: DrivingConfig) -> EnvSpec:
+def spec_of(config: DrivingConfig, index: Index | None = None) -> EnvSpec:
     """Returns the town as a run's policy sees it.
 
     Where recorded images were stretched to another ratio of height to width, the town is shown as it was recorded, and
     the policy stretches it: rendered at the policy's size, its cameras would see another angle than in training.
+
+    Args:
+      config: Of the run.
+      index: Of its data; the first camera's images say how they were recorded, where config.record does not.
     """
     (height, width), size = config.data.image_size, config.data.image_size
-    if config.record is not None:
-        recorded = config.record.image_size
-        size = size if height * recorded[1] == width * recorded[0] else recorded
+    recorded = None if config.record is None else config.record.image_size
+    if recorded is None and index is not None:
+        recorded = recorded_size(index, config.data.cameras[0])
+    if recorded is not None and height * recorded[1] != width * recorded[0]:
+        size = recorded
     return dataclasses.replace(_SPEC, cameras=config.views, image_size=size)
 
 

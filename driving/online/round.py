@@ -30,6 +30,7 @@ from chunkwise.envs.rollout import Rollout, load
 from chunkwise.envs.workers import ProcessWorkers
 from chunkwise.state import TrainState
 from driving.config import DrivingConfig
+from driving.data.index import Index
 from driving.eval.routes import open_town, spec_of
 from driving.online.acting import DrawingPolicy, TownDriver
 from driving.online.decisions import Decisions, decisions_of, result_of, worth_of
@@ -55,17 +56,20 @@ class Rounds:
     averaged = False
     """The clipped ratio compares the policy that trains with the one that acted: it is the same at first."""
 
-    def __init__(self, config: DrivingConfig, folder: Path, *, shrunk: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, config: DrivingConfig, folder: Path, index: Index | None = None, *, shrunk: tuple[str, ...] = ()
+    ) -> None:
         """Starts no environment yet.
 
         Args:
           config: Of the run; `rollout` is set.
           folder: The run's, which gets `rollouts/`.
+          index: Of its data, for the town as `spec_of` shows it.
           shrunk: As of `WaypointPolicy`.
         """
         assert config.rollout is not None
         self._config, self._rollout = config, config.rollout
-        self._folder = folder / ROLLOUTS
+        self._folder, self._spec = folder / ROLLOUTS, spec_of(config, index)
         self._actor, self._shrunk = DrawingPolicy(config, shrunk=shrunk), shrunk
         self._collectors: dict[str, Collector] = {}
         self._divided = DividedRollouts(folder)
@@ -227,7 +231,7 @@ class Rounds:
         second, as in an evaluation."""
         if who not in self._collectors:
             expert, settings = who == EXPERT, self._rollout
-            spec = EnvSpec(suite="town", task=TASK) if expert else spec_of(self._config)
+            spec = EnvSpec(suite="town", task=TASK) if expert else self._spec
             opener = functools.partial(
                 open_town,
                 spec,

@@ -264,9 +264,23 @@ def _open_source(
                 f"{path}: {key}: expected one number a frame, found {columns[key].shape[1]}; name another column in "
                 f"data.{field}"
             )
+        if key in columns and field != "reward_key":
+            _require_flags(table, key, f"{path}: {key}", field)
     for key in (config.state_key, config.action_key):
         columns[key] = columns[key].astype(np.float32).reshape(table.frames, -1)
     return dataclasses.replace(table, columns=columns), images, skipped
+
+
+def _require_flags(table: FrameTable, key: str, source: str, field: str) -> None:
+    """Raises DataError where a column of flags is neither 0 nor 1: any other number would count as true."""
+    wrong = np.flatnonzero(~np.isin(table.columns[key], (0, 1)))
+    if len(wrong):
+        episode = int(np.searchsorted(table.starts, wrong[0], side="right")) - 1
+        raise DataError(
+            f"{source}, episode {table.episodes[episode]}, row {wrong[0] - table.starts[episode]}: expected 0 or 1, "
+            f"found {table.columns[key][wrong[0]]} ({len(wrong)} such rows); name another column in data.{field}, or "
+            "'none'"
+        )
 
 
 def _require_columns_of_the_robot(config: DataConfig) -> None:

@@ -114,9 +114,18 @@ class Named(Adapter):
         return read
 
     def _image(self, flat: Mapping[str, Any], camera: str) -> Any:
-        """The image of a camera; None where the robot has none."""
+        """The image of a camera; None where one is off that may be.
+
+        Raises:
+          DataError: An entry is missing, or the robot's client has no name for the camera.
+        """
         key = self.camera_keys.get(camera)
-        if key is None or (camera in self.optional and key not in flat):
+        if key is None:
+            raise DataError(
+                f"image: expected image/{camera}, which this policy was trained on and data.robot.adapter has no name "
+                f"for, found {sorted(flat)}; None for a camera that is off"
+            )
+        if camera in self.optional and key not in flat:
             return None
         return as_bytes(_entry(flat, key), key)
 

@@ -27,10 +27,12 @@ from driving.config import (
     RecordConfig,
     WaypointConfig,
 )
+from driving.data.batches import open_data
 from driving.eval import routes
 from driving.eval.closed_loop import Result
 from driving.policies.policy import WaypointPolicy
 from driving.record import record
+from tests.driving.drives import write_drive
 
 GOOD = Result(
     no_fault_collision=1.0,
@@ -263,6 +265,19 @@ def test_the_town_is_shown_with_the_angles_of_the_recording(
     data, steps = DataConfig(path="x", image_size=seen), TrainConfig(steps=1, batch_size=1)
     config = DrivingConfig(train=steps, data=data, waypoints=WaypointConfig(), record=record)
     assert routes.spec_of(config).image_size == shown
+
+
+def test_where_nothing_was_to_be_recorded_the_data_say_the_angles(tmp_path: Path):
+    """As of a dataset that was recorded before, and of a config with record None."""
+    write_drive(tmp_path, "one", frames=4, size=(32, 48))
+    data, steps = DataConfig(path=str(tmp_path), image_size=(32, 32)), TrainConfig(steps=1, batch_size=1)
+    config = DrivingConfig(train=steps, data=data, waypoints=WaypointConfig())
+    index = open_data(data, "all").index
+    assert routes.spec_of(config, index).image_size == (32, 48)
+    same = dataclasses.replace(config, data=dataclasses.replace(data, image_size=(64, 96)))
+    assert routes.spec_of(same, index).image_size == (64, 96)
+    elsewhere = dataclasses.replace(config, data=dataclasses.replace(data, cameras=("roof",)))
+    assert routes.spec_of(elsewhere, index).image_size == (32, 32), "no image, no angle"
 
 
 def test_a_run_that_sees_what_the_town_does_not_show_is_refused_before_anything_is_learnt(

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
@@ -115,6 +117,26 @@ def test_a_column_of_several_numbers_is_no_outcome(tmp_path: Path, field: str) -
     root = write_v21(tmp_path / "set", rollouts(), "image")
     with pytest.raises(DataError, match=rf"set: action: expected one number a frame, found .*; .* data\.{field}"):
         open_data(config(root, advantage=AdvantageConfig(), **{field: "action"}))
+
+
+@pytest.mark.parametrize(("written", "found"), [(-1.0, "-1.0"), (0.2, "0.2")])
+def test_flags_are_0_or_1(tmp_path: Path, written: float, found: str) -> None:
+    """Failures that are written as -1 would all be successes."""
+    root = write_v21(tmp_path / "set", rollouts(), "image")
+    for file in sorted(root.glob("data/*/*.parquet")):
+        table = pq.read_table(file)
+        flags = np.where(table["next.success"].to_numpy(), 1.0, written)
+        place = table.column_names.index("next.success")
+        pq.write_table(table.set_column(place, "next.success", pa.array(flags, pa.float64())), file)
+    info = json.loads((root / "meta/info.json").read_text())
+    info["features"]["next.success"]["dtype"] = "float64"
+    (root / "meta/info.json").write_text(json.dumps(info))
+    wanted = rf"next\.success, episode 0, row 0: expected 0 or 1, found {found} \(\d+ such rows\); .*data\.success_key"
+    with pytest.raises(DataError, match=wanted):
+        open_data(config(root, advantage=AdvantageConfig()))
+    with pytest.raises(DataError, match=r"episode 0, row 0: expected 0 or 1, .* data\.correction_key"):
+        open_data(config(root, success_key="none", correction_key="next.success"))
+    open_data(config(root, success_key="none"))
 
 
 @pytest.mark.parametrize(("group_by", "groups"), [("task", [0, 0, 0, 1, 1, 1]), ("dataset", [0] * 6)])

@@ -189,6 +189,21 @@ def test_clients_names_become_ours() -> None:
     np.testing.assert_array_equal(find_adapter("libero").observation(nested, ())["state"], np.ones(8))
 
 
+def test_a_camera_for_which_the_robots_client_has_no_name_is_asked_for() -> None:
+    """Masked, a policy that learnt from it would act without it, and nothing would say so."""
+    image = np.zeros((2, 2, 3), np.uint8)
+    sent = {"observation/joint_position": np.zeros(7), "observation/gripper_position": np.ones(1)}
+    sent |= {"observation/exterior_image_1_left": image, "observation/exterior_image_2_left": image}
+    droid, cameras = find_adapter("droid"), ("base_0_rgb", "exterior")
+    with pytest.raises(DataError, match=r"expected image/exterior, which this policy .* has no name for"):
+        droid.observation(sent, cameras)
+    renamed = rename(sent, {"observation/exterior_image_2_left": "image/exterior"})
+    assert sorted(droid.observation(renamed, cameras)["image"]) == ["base_0_rgb", "exterior"]
+    off = droid.observation(sent | {"image": {"exterior": None}}, cameras)["image"]
+    assert off["exterior"] is None
+    assert off["base_0_rgb"] is not None
+
+
 def test_an_entry_that_a_server_renames_takes_the_place_of_the_robots_own() -> None:
     def image(value: int) -> np.ndarray:
         return np.full((2, 2, 3), value, np.uint8)
@@ -313,6 +328,22 @@ def test_libero_reads_one_state_of_its_environment() -> None:
     assert with_env().env is not None
     with pytest.raises(ValueError, match=r"env.state is .* and what data.robot.adapter libero reads is"):
         with_env(state=("robot0_eef_pos",))
+
+
+def test_two_cameras_that_share_a_key_show_the_same() -> None:
+    """A rollout keeps one image a key: the policy would be trained on another image than it acted on."""
+    config = config_of(POLICIES[-1])
+    first, second, *_ = config.data.cameras
+    shared = dataclasses.replace(config.data, cameras={first: "observation.images.a", second: "observation.images.a"})
+    env: dict[str, Any] = {"suite": "libero", "task": "libero_spatial/0", "prompt": "go", "max_steps": 9, "execute": 4}
+
+    def shown(one: str, other: str) -> OpenpiRiptConfig:
+        acting = EnvConfig(**env, cameras={first: one, second: other})
+        return dataclasses.replace(config, data=shared, env=acting, eval=EvalConfig())
+
+    assert shown("agentview_image", "agentview_image").env is not None
+    with pytest.raises(ValueError, match=r"names observation.images.a more than once, .* agentview_image and hand in"):
+        shown("agentview_image", "hand")
 
 
 @pytest.mark.long
