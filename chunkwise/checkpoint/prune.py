@@ -50,19 +50,22 @@ def logged_evaluations(run: Path) -> dict[str, dict[str, float]]:
     """
     try:
         with open(run / "metrics.jsonl", "rb") as lines:
-            told = [line for line in lines if b'"eval"' in line]
+            told = [evaluation_in(line) for line in lines]
     except FileNotFoundError:
         return {}
-    found = {}
-    for line in told:
-        try:
-            row = json.loads(line)
-        except ValueError:  # a power cut may leave half a line
-            continue
-        if isinstance(row, dict) and row.get("split") == "eval" and isinstance(row.get("step"), int):
-            numbers = {name: value for name, value in row.items() if isinstance(value, float | int) and name != "step"}
-            found[str(row["step"])] = finite_metrics(numbers, None)
-    return found
+    return {str(step): metrics for found in told for step, metrics in found.items()}
+
+
+def evaluation_in(line: bytes) -> dict[int, dict[str, float]]:
+    """The finite metrics of a line of metrics.jsonl by its step; {} where it is of no evaluation."""
+    try:
+        row = json.loads(line) if b'"eval"' in line else None
+    except ValueError:  # a power cut may leave half a line
+        return {}
+    if not (isinstance(row, dict) and row.get("split") == "eval" and isinstance(row.get("step"), int)):
+        return {}
+    numbers = {name: value for name, value in row.items() if isinstance(value, float | int) and name != "step"}
+    return {row["step"]: finite_metrics(numbers, None)}
 
 
 def outdated(steps: Sequence[int], max_to_keep: int, keep_period: int | None, best: int | None) -> list[int]:

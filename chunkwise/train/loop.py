@@ -243,9 +243,9 @@ class _Run:
             self.state, progress = restored
             position = progress.position
             self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
-            self.skipped_in_a_row, self.evaluation = progress.skipped_in_a_row, progress.evaluation
-            self.interacted = progress.interacted
-            self.folder.cut_metrics(progress.metrics_bytes)
+            self.skipped_in_a_row, self.interacted = progress.skipped_in_a_row, progress.interacted
+            made_up = self.folder.cut_metrics(progress.metrics_bytes, None if self.evaluated else self.step)
+            self.evaluated, self.evaluation = self.evaluated or bool(made_up), made_up or progress.evaluation
             print(f"resumed from step {self.step}", flush=True)
         machine.note(self.folder.path, self.step)
         if processes.is_primary():

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from chunkwise.checkpoint.prune import evaluation_in
 from chunkwise.checkpoint.saved_steps import SAVES, steps_in
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.saved import fingerprint, flatten, resume_rules, with_fitting_values, without_younger
@@ -187,18 +188,36 @@ class RunFolder:
         """Bytes of metrics.jsonl so far, all of them on disk; 0 where another process writes it."""
         return 0 if self._metrics is None else self._metrics.sync()
 
-    def cut_metrics(self, size: int) -> None:
+    def cut_metrics(self, size: int, unevaluated: int | None = None) -> dict[str, float]:
         """Drops what was written after the checkpoint from which the run goes on, and opens the loggers behind it.
+
+        Args:
+          size: Bytes of metrics.jsonl when the checkpoint was made.
+          unevaluated: Its step, where it was made before the evaluation of that step was done.
+
+        Returns:
+          The finite metrics of that evaluation, on all processes, where its line came next: it stays, as the run made
+          up for it. Else {}.
 
         Raises:
           ConfigError: The file is shorter than it was when the checkpoint was made.
         """
         metrics = self._metrics
-        processes.run_on_primary(lambda: metrics and metrics.cut(size))
+
+        def cut() -> dict[str, float]:
+            assert metrics is not None
+            line, found = metrics.line_behind(size), {}
+            if unevaluated is not None:
+                found = evaluation_in(line).get(unevaluated, {})
+            metrics.cut(size + (len(line) if found else 0))
+            return found
+
+        found = processes.broadcast_one_to_all(cut)
         if metrics is not None and self._config.run.loggers and not self._config.run.dry_run:
             rows = loggers.rows_of((self.path / "metrics.jsonl").read_bytes())
             self._loggers = loggers.Loggers(self._config.run.loggers, self.path, flatten(self._config), rows)
             self._files.callback(self._loggers.close)
+        return found
 
     def finish(self, line: dict[str, Any]) -> None:
         """Writes done.json."""
@@ -228,6 +247,13 @@ class Appender:
             os.fsync(self._file.fileno())
         return self._file.tell()
 
+    def line_behind(self, size: int) -> bytes:
+        """Returns the whole line that begins behind so many bytes; b"" where there is none."""
+        with open(self._path, "rb") as file:
+            file.seek(size)
+            line = file.readline()
+        return line if line.endswith(b"\n") else b""
+
     def cut(self, size: int) -> None:
         """Shortens the file to `size` bytes."""
         if self._file.tell() < size:
@@ -256,10 +282,13 @@ def _made_anew(path: Path) -> Path:
 
 
 def _holds_run(path: Path) -> bool:
-    """Whether there is anything to lose: a run that failed before its first update left a config and nothing else."""
+    """Whether there is anything to lose: a run that failed before its first update left a config and nothing else.
+
+    Rollouts of a first round are: the run takes those of the same weights, whatever settings they were played with.
+    """
     metrics = path / "metrics.jsonl"
     trained = (metrics.exists() and metrics.stat().st_size > 0) or (path / "done.json").exists()
-    trained = trained or bool(steps_in(path / SAVES))
+    trained = trained or bool(steps_in(path / SAVES)) or any(path.glob("rollouts/*/*.npz"))
     return trained and (path / "config.json").exists()
 
 

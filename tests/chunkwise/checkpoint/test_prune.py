@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -57,26 +58,67 @@ def test_the_best_stays_over_restarts(tmp_path: Path, best: str, kept: list[list
 def test_an_evaluation_that_was_made_up_for_counts(tmp_path: Path, stops: tuple[int, ...]):
     """A run that is stopped within an evaluation has saved without it, and evaluates when it goes on."""
 
-    class Stopped(ScoredTask):
-        stop = 0
-
-        def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-            if int(state.step) == self.stop:
-                os.kill(os.getpid(), signal.SIGTERM)
-                raise StopRequested
-            return super().evaluate(state, final=final)
-
     wanted = config(tmp_path, 20, keep_best="score")
     for stop in stops:
-        task = Stopped(wanted)
-        task.stop = stop
-        with pytest.raises(PreemptedError), RunFolder(wanted, "toy") as folder:
-            fit(wanted, task, folder)
+        stopped(wanted, stop)
     train(wanted)
     assert saves(tmp_path) == [10, 20]
     assert best_step(tmp_path, wanted) == 10
     train(config(tmp_path, 25, keep_best="score"))  # 3 again, and newer
     assert saves(tmp_path) == [25]
+
+
+def test_a_last_evaluation_that_was_made_up_for_stays_where_the_run_goes_on_for_longer(tmp_path: Path):
+    """Its line was cut, since the save of that step says that nothing was evaluated, and the best save went with it."""
+    ten, more = (evaluated_last(config(tmp_path, steps, keep_best="score")) for steps in (10, 15))
+    stopped(ten, 10)
+    train(ten)
+    lines = (tmp_path / "metrics.jsonl").read_bytes()
+    with mock.patch.object(ScoredTask, "evaluate", side_effect=AssertionError("evaluated twice")):
+        train(ten)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == lines
+    train(more)
+    assert evaluated(tmp_path) == [10, 15]
+    assert saves(tmp_path) == [10, 15]
+    assert best_step(tmp_path, more) == 10
+
+
+def test_half_a_line_of_an_evaluation_is_none(tmp_path: Path):
+    """As a power cut leaves one: it is evaluated again."""
+    ten = evaluated_last(config(tmp_path, 10, keep_best="score"))
+    stopped(ten, 10)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    train(ten)
+    lines = (tmp_path / "metrics.jsonl").read_bytes()
+    assert b'"eval"' in lines[size:]
+    (tmp_path / "metrics.jsonl").write_bytes(lines[:-1])
+    train(ten)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == lines
+
+
+def stopped(wanted: ToyConfig, step: int) -> None:
+    """Trains until a request to stop comes within the evaluation of a step."""
+
+    class Stopped(ScoredTask):
+        def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+            if int(state.step) == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise StopRequested
+            return super().evaluate(state, final=final)
+
+    with pytest.raises(PreemptedError), RunFolder(wanted, "toy") as folder:
+        fit(wanted, Stopped(wanted), folder)
+
+
+def evaluated_last(config: ToyConfig) -> ToyConfig:
+    """The same, evaluated at its end alone."""
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, eval_every=0))
+
+
+def evaluated(run: Path) -> list[int]:
+    """Steps of the evaluations that metrics.jsonl has."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if line["split"] == "eval"]
 
 
 def test_without_it_only_the_newest_stay(tmp_path: Path):
@@ -90,5 +132,4 @@ def test_a_metric_that_is_not_evaluated_is_refused_with_those_that_are(tmp_path:
         train(config(tmp_path, 10, keep_best="scroe", every=100))
     assert saves(tmp_path) == [5], "what was trained until the first evaluation is not lost"
     train(config(tmp_path, 10, keep_best="score"))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["split"] == "eval"] == [5, 10]
+    assert evaluated(tmp_path) == [5, 10]

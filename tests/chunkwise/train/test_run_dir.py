@@ -180,6 +180,21 @@ def test_metrics_are_cut_back_to_the_byte(tmp_path: Path):
             folder.cut_metrics(10**6)
 
 
+def test_a_folder_with_rollouts_of_a_first_round_holds_a_run(tmp_path: Path):
+    """The run would take them, of the same first weights, though they were played with other settings."""
+    with RunFolder(toy_config(tmp_path), "toy"):
+        pass
+    with RunFolder(toy_config(tmp_path), "toy"):
+        pass  # nothing to lose
+    rollout = tmp_path / "rollouts/step_00000000-abc/route_00000-00.npz"
+    rollout.parent.mkdir(parents=True)
+    rollout.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"holds a run already\. Add --run\.resume"):
+        RunFolder(toy_config(tmp_path), "toy")
+    with RunFolder(resumed(toy_config(tmp_path)), "toy"):
+        pass
+
+
 def test_timing_tells_updates_from_the_seconds_that_they_took(tmp_path: Path):
     with RunFolder(toy_config(tmp_path), "test") as folder:
         before = peak_of_host()
