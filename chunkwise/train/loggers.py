@@ -207,6 +207,9 @@ class _WandB(_Service):
 class _Trackio(_Service):
     """A run of trackio, in its database on this machine or where TRACKIO_SPACE_ID says."""
 
+    _last: int | None = None
+    """Step of the last line that there was at the start."""
+
     def __init__(self, run: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> None:
         import trackio  # pyright: ignore[reportMissingImports]  (an extra)
 
@@ -222,6 +225,12 @@ class _Trackio(_Service):
         self._first = self._run._next_step  # there is no public word for it
         for row in rows:
             self.write(row)
+        self._last = rows[-1]["step"] if rows else None
+
+    def write(self, row: Row) -> None:
+        """A line of the last line's step is the evaluation that a stop broke off, and the run made up for."""
+        if row["step"] >= self._first or row["step"] == self._last:
+            self._run.log(named(row), step=row["step"])
 
 
 _OPENERS: dict[str, Callable[[Path, Mapping[str, Any], Sequence[Row]], Logger]] = {
