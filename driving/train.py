@@ -79,7 +79,7 @@ class EvaluatedPretrain(PretrainTask):
 class EvaluatedWaypoints(WaypointTask):
     """Waypoints that are measured on drives that were not trained on."""
 
-    def __init__(self, config: DrivingConfig, data: DrivingData, folder: Path, shrunk: tuple[str, ...]) -> None:
+    def __init__(self, config: DrivingConfig, data: DrivingData, folder: Path, shrunk: tuple[str, ...] = ()) -> None:
         super().__init__(config, data)
         self.folder = folder
         self._divided = Divided(folder)
