@@ -20,6 +20,7 @@ from openpi_ript.config import DataConfig, EnvConfig, EvalConfig, OpenpiRiptConf
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
 from openpi_ript.ript.acting import ActingPolicy
+from openpi_ript.robots import adapter
 from openpi_ript.robots.adapter import Adapter, as_bytes, find_adapter, joined
 from openpi_ript.robots.aloha import Aloha
 from openpi_ript.robots.arms import Droid
@@ -202,6 +203,16 @@ def test_a_camera_for_which_the_robots_client_has_no_name_is_asked_for() -> None
     off = droid.observation(sent | {"image": {"exterior": None}}, cameras)["image"]
     assert off["exterior"] is None
     assert off["base_0_rgb"] is not None
+
+
+def test_a_place_for_which_openpi_has_no_camera_is_masked_and_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    image = np.zeros((2, 2, 3), np.uint8)
+    sent = {"joints": np.arange(6.0), "gripper": np.ones(1), "base_rgb": image, "wrist_rgb": image}
+    adapter._say_off.cache_clear()
+    for _ in range(2):
+        assert find_adapter("ur5").observation(sent, CAMERAS)["image"]["right_wrist_0_rgb"] is None
+    said = "image: right_wrist_0_rgb is off, since data.robot.adapter has no name for it; send image/right_wrist_0_rgb"
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_an_entry_that_a_server_renames_takes_the_place_of_the_robots_own() -> None:
