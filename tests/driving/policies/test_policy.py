@@ -203,9 +203,9 @@ def test_a_cars_images_are_shrunk_as_the_recorded_jpegs_were(tmp_path: Path):
         for k in range(FRAMES):
             shown = np.roll(striped, (i, k), (0, 1))
             for camera in CAMERAS:
-                file = drives / f"{name}_images/{k:04d}_{camera}.jpg"
-                file.write_bytes(simplejpeg.encode_jpeg(shown, quality=90, colorspace="RGB"))
-            file.with_name(f"{k:04d}_side_left.png").write_bytes(encode_png(shown))
+                jpeg = simplejpeg.encode_jpeg(shown, quality=90, colorspace="RGB")
+                (drives / f"{name}_images/{k:04d}_{camera}.jpg").write_bytes(jpeg)
+            (drives / f"{name}_images/{k:04d}_side_left.png").write_bytes(encode_png(shown))
     settings = config_of(drives, tmp_path / "run")
     settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, image_size=(16, 24)))
     train.main(settings, "test")

@@ -200,15 +200,16 @@ def test_a_robots_images_are_shrunk_as_the_recorded_jpegs_were(tmp_path: Path, m
     policy = load_policy(run)
     assert isinstance(policy, QChunkPolicy)
     frames = recorded.scene(9, 5)
+    jpegs = recorded.encode(frames)
+    decoded = [decode(jpeg, source="") for jpeg in jpegs]
     for camera in CAMERAS:
         found, taught, whole = (np.zeros((len(frames), 9, 12, 3), np.uint8) for _ in range(3))
-        for k, jpeg in enumerate(recorded.encode(frames)):
-            shown = decode(jpeg, source="")
+        for k, (jpeg, shown) in enumerate(zip(jpegs, decoded, strict=True)):
             found[k] = policy.resized(camera, shown)
             decode_jpeg_into(jpeg, taught[k], source="")
             resize_into(shown, whole[k])
         assert apart(found, taught) < 0.25 * apart(whole, taught)
-        np.testing.assert_array_equal(policy.resized("cam_right_wrist", shown), whole[-1])
+        np.testing.assert_array_equal(policy.resized("cam_right_wrist", decoded[-1]), whole[-1])
     before = shutil.copytree(run, tmp_path / "before")
     (before / "images.json").unlink()
     assert shrunk_of(run, ()) == CAMERAS
