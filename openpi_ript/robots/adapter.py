@@ -6,7 +6,6 @@ An adapter is chosen by `data.robot.adapter`: one of ADAPTERS, or `module:factor
 arguments and gives an Adapter. Arrays are numpy's, with any axes in front of the last.
 """
 
-import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from jaxtyping import Float, UInt8
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import trust
 from chunkwise.policies.observations import as_array
-from chunkwise.printable import say
 
 ADAPTERS: Mapping[str, str] = {
     "none": "openpi_ript.robots.adapter:Adapter",
@@ -84,14 +82,6 @@ class Adapter:
         return image
 
 
-@functools.cache
-def _say_off(camera: str) -> None:
-    """Says once that a camera is masked, as openpi does: it is right where the policy was trained so, and not else."""
-    say(f"image: {camera} is off, since data.robot.adapter has no name for it; send image/{camera} if there is one")
-
-
-PLACES = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-"""openpi's, of which it masks those that a robot has no camera for."""
 OWN = Adapter()
 """Of a robot without one of its own."""
 
@@ -124,15 +114,12 @@ class Named(Adapter):
         return read
 
     def _image(self, flat: Mapping[str, Any], camera: str) -> Any:
-        """The image of a camera; None where one is off that may be, or openpi has none in its place.
+        """The image of a camera; None where one is off that may be.
 
         Raises:
           DataError: An entry is missing, or the robot's client has no name for the camera.
         """
         key = self.camera_keys.get(camera)
-        if key is None and camera in PLACES:
-            _say_off(camera)
-            return None
         if key is None:
             raise DataError(
                 f"image: expected image/{camera}, which this policy was trained on and data.robot.adapter has no name "
