@@ -133,7 +133,7 @@ def test_fields_planted_in_the_program_are_found(tmp_path: Path):
     """The last one's name is read nowhere, those of the others are: on other classes."""
     plants = {
         "qchunk/config/agent.py": ("AugmentConfig", "horizon"),
-        "driving/config.py": ("ObjectiveConfig", "discount"),
+        "driving/config/model.py": ("ObjectiveConfig", "discount"),
         "chunkwise/config/experiment.py": ("CheckpointConfig", "seed"),
         "openpi_ript/config/experiment.py": ("SiglipConfig", "read_nowhere"),
     }
