@@ -16,9 +16,9 @@ RUN apt-get update \
 WORKDIR /chunkwise
 # The packages alone first: this layer stays while only the code changes.
 COPY Makefile pyproject.toml requirements*.lock ./
-RUN make env
+RUN make env COMPILE=1
 
 COPY . .
-RUN touch .venv/.ready
+RUN touch .venv/.ready && .venv/bin/python -m compileall -qq chunkwise configs driving openpi_ript qchunk
 ENV PATH=/chunkwise/.venv/bin:$PATH
 CMD ["python", "-m", "chunkwise", "doctor"]

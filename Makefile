@@ -3,6 +3,9 @@ PYTHON ?= python3
 ENV := .venv
 BIN := $(ENV)/bin
 # The locks name every package, and Python compiles what it imports: without both, an environment takes 18 s less.
+# Where Python keeps nothing of what it compiles (this variable, a container that is thrown away), every program would
+# compile all that it imports: a training took 11 s to start in place of 4. There all is compiled once, in 40 s.
+COMPILE ?= $(PYTHONDONTWRITEBYTECODE)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes
 TESTS := $(BIN)/python -m pytest --typecheck --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 # The site's packages lie in an environment of their own, which sees the one above: the tests run without them.
@@ -19,6 +22,7 @@ $(ENV)/.ready: requirements.lock requirements-robosuite.lock requirements-metawo
 	@$(INSTALL) -r requirements-robosuite.lock
 	@$(INSTALL) -r requirements-metaworld.lock
 	@$(INSTALL) -r requirements-openpi-client.lock
+	@test -z "$(COMPILE)" || $(BIN)/python -m compileall -qq -j 0 $(ENV)/lib || true
 	@printf '%s\n' '#!/bin/sh' 'PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" exec "$(CURDIR)/$(BIN)/python" -m chunkwise "$$@"' > $(BIN)/chunkwise
 	@chmod +x $(BIN)/chunkwise
 	@touch $@

@@ -15,7 +15,6 @@ from typing import Literal
 import cv2
 import numpy as np
 from jaxtyping import Bool, Float, Float64
-from scipy.signal import savgol_filter
 
 from driving.sim.roads import LANE, Road
 from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, Light, Signal
@@ -249,6 +248,8 @@ def within_bounds(trace: Trace) -> dict[str, bool]:
 def _filtered(
     x: Float[np.ndarray, " T"], window: int, *, order: int = 2, derivative: int = 0, dt_s: float = 1.0
 ) -> Float64[np.ndarray, " T"]:
+    from scipy.signal import savgol_filter  # not above: importing it takes 0.8 s, and only drives are judged by it
+
     return np.asarray(savgol_filter(x, min(window, len(x)), order, deriv=derivative, delta=dt_s))
 
 

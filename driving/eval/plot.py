@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import numpy as np
 from jaxtyping import Float, Float32, Int64
 
@@ -38,10 +37,12 @@ def draw(
     Returns:
       Whether there was a moment to draw.
     """
+    from matplotlib.figure import Figure  # not above: importing it takes 0.8 s, and most programs draw nothing
+
     chosen = moments(states, count, data.config.waypoint_dt_s)
     if not len(chosen):
         return False
-    figure = matplotlib.figure.Figure(figsize=(15, 2.1 * len(chosen) + 0.5), dpi=80, layout="constrained")
+    figure = Figure(figsize=(15, 2.1 * len(chosen) + 0.5), dpi=80, layout="constrained")
     batch = data.batch(states.rows[chosen])
     horizon_s = data.config.waypoint_steps * data.config.waypoint_dt_s
     anchor = data.config.anchor

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32
-from scipy.cluster.vq import ClusterError, kmeans2
 
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.errors import ConfigError
@@ -90,6 +89,8 @@ def anchors(data: DrivingData, config: DrivingConfig) -> Float32[np.ndarray, "m 
     Raises:
       ConfigError: No future is known whole, or there are not as many different ones as modes.
     """
+    from scipy.cluster.vq import ClusterError, kmeans2  # not above: importing it takes 0.4 s, and few runs have modes
+
     assert config.waypoints is not None
     tables, rows, count = data.tables, data.anchors, config.waypoints.modes
     known = tables.waypoint_valid[rows].all(axis=1)

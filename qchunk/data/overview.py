@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import numpy as np
 from jaxtyping import UInt8
 
@@ -39,13 +38,15 @@ def draw(selection: Selection, data: DataConfig, files: Files, file: Path) -> No
     Raises:
       DataError: There is no good episode, or one changed meanwhile.
     """
+    from matplotlib.figure import Figure  # not above: importing it takes 0.8 s, and most programs draw nothing
+
     if not selection.reports:
         raise DataError(f"{data.path}: no good episode to draw")
     source = make_source(selection, data, files)
     sheet = _sheet(source, selection) if isinstance(source, AlohaSource) else None
     width = 12.0
     height = 0.0 if sheet is None else (width - 1.2) * sheet[0].shape[0] / sheet[0].shape[1] + 0.5
-    figure = matplotlib.figure.Figure(figsize=(width, 3.4 + height), dpi=110, layout="constrained")
+    figure = Figure(figsize=(width, 3.4 + height), dpi=110, layout="constrained")
     if sheet is None:
         grid = figure.add_gridspec(1, 3)
     else:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import numpy as np
 
 FRAMES = 4  # of the video, from its first to its last
@@ -19,9 +18,11 @@ BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 8, "bor
 
 def draw(run: Path) -> Path:
     """Draws `<run>/summary.png` from metrics.jsonl and the newest video, and returns its path."""
+    from matplotlib.figure import Figure  # not above: importing it takes 0.8 s, and most programs draw nothing
+
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     videos = videos_of(run)
-    figure = matplotlib.figure.Figure(figsize=(13, 5.6 if videos else 3.6), dpi=100, layout="constrained")
+    figure = Figure(figsize=(13, 5.6 if videos else 3.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(2 if videos else 1, 2, height_ratios=[1, 2] if videos else [1])
     if videos:
         strip = figure.add_subplot(grid[0, :])
