@@ -47,6 +47,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
     )
     if not config.run.resume:  # a run of before may have been begun so
         _require_read(config)
+    _require_image_of_each(config)
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _require_fit(config))
@@ -84,6 +85,23 @@ def _require_read(config: OpenpiRiptConfig) -> None:
             "rollout.advantage shapes what chunkwise convert --layer-4 writes of the rollouts, and not this training, "
             "which reads it with rollout.objective guided and guidance.positive_weight advantage"
         )
+
+
+def _require_image_of_each(config: OpenpiRiptConfig) -> None:
+    """Raises ConfigError where a rollout would keep one image for two cameras, and train on what it did not act on.
+
+    Here and not in the config, since runs that were begun so before are loaded, and act.
+    """
+    if config.env is None:
+        return
+    shown: dict[str, str] = {}
+    for name, key in config.data.cameras.items():
+        image = config.env.cameras[name]
+        if shown.setdefault(key, image) != image:
+            raise ConfigError(
+                f"data.cameras names {key} more than once, and env.cameras shows {shown[key]} and {image} in its "
+                "place: a rollout keeps one of them; expected a key for each"
+            )
 
 
 def _require_fit(config: OpenpiRiptConfig) -> None:

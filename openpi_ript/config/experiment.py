@@ -422,13 +422,6 @@ class OpenpiRiptConfig(ExperimentConfig):
             self._require_equal("env.state", env.state, "what data.robot.adapter libero reads", hand)
             self._require_equal("env.state_function", env.state_function, "what it reads", "concatenate")
         self._require_equal("env.cameras, its names,", set(env.cameras), "data.cameras has", set(self.data.cameras))
-        shown: dict[str, str] = {}
-        for name, key in self.data.cameras.items():
-            if shown.setdefault(key, env.cameras[name]) != env.cameras[name]:
-                raise ValueError(
-                    f"data.cameras names {key} more than once, and env.cameras shows {shown[key]} and "
-                    f"{env.cameras[name]} in its place: a rollout keeps one of them; expected a key for each"
-                )
         if env.execute > self.model.action_horizon:
             raise ValueError(
                 f"env.execute is {env.execute} and model.action_horizon {self.model.action_horizon}; no more actions "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.config.saved import flatten, read_config
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies.execution import Committed
 from chunkwise.policies.load import load_policy
@@ -24,7 +26,7 @@ from openpi_ript.robots.adapter import Adapter, as_bytes, find_adapter, joined
 from openpi_ript.robots.aloha import Aloha
 from openpi_ript.robots.arms import Droid
 from openpi_ript.robots.libero import Libero, rotation_vector
-from openpi_ript.train import main
+from openpi_ript.train import _require_image_of_each, main
 from tests.chunkwise.policies.serving import running
 from tests.openpi_ript.robots.openpi_cases import POLICIES, Case, observation
 from tests.openpi_ript.robots.test_openpi_policies import TOKENIZER, config_of, make_policy
@@ -340,8 +342,9 @@ def test_libero_reads_one_state_of_its_environment() -> None:
         with_env(state=("robot0_eef_pos",))
 
 
-def test_two_cameras_that_share_a_key_show_the_same() -> None:
-    """A rollout keeps one image a key: the policy would be trained on another image than it acted on."""
+def test_two_cameras_that_share_a_key_show_the_same(tmp_path: Path) -> None:
+    """A rollout keeps one image a key: the policy would be trained on another image than it acted on. A run that was
+    begun so before is loaded, and begins no more."""
     config = config_of(POLICIES[-1])
     first, second, *_ = config.data.cameras
     shared = dataclasses.replace(config.data, cameras={first: "observation.images.a", second: "observation.images.a"})
@@ -351,9 +354,12 @@ def test_two_cameras_that_share_a_key_show_the_same() -> None:
         acting = EnvConfig(**env, cameras={first: one, second: other})
         return dataclasses.replace(config, data=shared, env=acting, eval=EvalConfig())
 
-    assert shown("agentview_image", "agentview_image").env is not None
-    with pytest.raises(ValueError, match=r"names observation.images.a more than once, .* agentview_image and hand in"):
-        shown("agentview_image", "hand")
+    _require_image_of_each(shown("agentview_image", "agentview_image"))
+    before = shown("agentview_image", "hand")
+    (tmp_path / "config.json").write_text(json.dumps(flatten(before)))
+    assert read_config(tmp_path, OpenpiRiptConfig) == before
+    with pytest.raises(ConfigError, match=r"names observation.images.a more than once, .* agentview_image and hand in"):
+        main(before, "test")
 
 
 @pytest.mark.long
