@@ -2,7 +2,7 @@
 
 python launch.py --config configs/driving/modes.py --run.dir RUN
 python launch.py --config configs/driving/modes.py --waypoints.weights RUN --rollout.start 0 --rollout.weight 3 \
-    --train.steps 800 --optim.learning-rate 1e-4
+    --train.steps 800 --optim.learning-rate 1e-4 --optim.warmup-steps 100
 """
 
 from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
