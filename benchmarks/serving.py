@@ -50,7 +50,7 @@ def main() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = ["serve", str(given.run), "--port", str(port), "--batch-sizes", "1"]
+    told = ["serve", str(given.run.resolve()), "--port", str(port), "--batch-sizes", "1"]
     server = subprocess.Popen([sys.executable, "-m", "chunkwise", *told], cwd=Path(__file__).parents[1])
     try:
         client = connect("127.0.0.1", port)

@@ -22,6 +22,24 @@ def entry(observation: Mapping[str, Any], key: str) -> Any:
     return observation[key]
 
 
+def nested(observation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns an observation in which images sent as "image/NAME", as the spec writes them, are in the dict "image".
+
+    Raises:
+      DataError: One is sent both ways, or "image" is no dict of images by camera.
+    """
+    beside = {key: key[6:] for key in observation if isinstance(key, str) and key.startswith("image/")}
+    if not beside:
+        return observation
+    images = observation.get("image", {})
+    if not isinstance(images, Mapping):
+        raise DataError(f"image: expected a dict by camera beside {sorted(beside)}, found {type(images).__name__}")
+    if twice := sorted(name for name in beside.values() if name in images):
+        raise DataError(f"image: expected each camera once, found {twice} in the dict and as entries image/NAME")
+    others = {key: value for key, value in observation.items() if key not in beside}
+    return {**others, "image": {**images, **{name: observation[key] for key, name in beside.items()}}}
+
+
 def as_array(value: Any, name: str) -> np.ndarray:
     """Returns an entry as an array. Raises DataError for lists of different lengths."""
     try:

@@ -22,6 +22,7 @@ from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.sampling import Purpose, generator, seed_of
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.policies import observations
 from chunkwise.policies.bounds import Bounds, require_finite
 from chunkwise.policies.execution import NOTHING
 from chunkwise.policies.spec import Exportable, Spec
@@ -269,7 +270,7 @@ class Policy(abc.ABC, Generic[Request]):
 
     def _by_spec(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
         """Gives what a client sends the names of `spec`; it has them, unless a class says otherwise."""
-        return observation
+        return observations.nested(observation)
 
     @abc.abstractmethod
     def _compute(self, inputs: Any) -> Any:

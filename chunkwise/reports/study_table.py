@@ -17,6 +17,7 @@ from chunkwise.files.durable import make_folders, scratch_file, write_durably, w
 from chunkwise.files.place import told_place
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
+from chunkwise.reports.figures import new_figure
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import compare
 from chunkwise.reports.run_record import State, read_evaluation, rows_of, state_of
@@ -326,9 +327,7 @@ def write(
 
 def draw(study: StudyConfig, runs: Sequence[Run], out: Path) -> None:
     """Draws curves.png: the metric at each evaluation, its mean over seeds and their range."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), dpi=100, layout="constrained")
+    figure = new_figure(figsize=(7, 4.2), dpi=100)
     axes = figure.add_subplot()
     for cell in dict.fromkeys(run.cell for run in runs):
         for policy in study.policies:

@@ -102,6 +102,7 @@ def interact(
     step: int,
     stopping: Callable[[], bool],
     unless_stopped: Callable[[Callable[[], Metrics | None]], Metrics | None],
+    came_home: Callable[[Metrics], None],
 ) -> Metrics | None:
     """Calls `interact`, and compares what all processes came home with.
 
@@ -112,6 +113,7 @@ def interact(
       stopping: As there; each process asks its own.
       unless_stopped: Calls what it is given, and returns None where that raises StopRequested; ends the run in its
         place where it is in a simulator's step that does not end, and so does not ask.
+      came_home: Told of the metrics right after `Interaction.interact`, within `unless_stopped`.
 
     Returns:
       The metrics, on every process; None if it was broken off.
@@ -119,10 +121,17 @@ def interact(
     Raises:
       RunError: Processes came home with different things, or one of them with an error.
     """
+
+    def act() -> Metrics | None:
+        metrics = interaction.interact(state, step, stopping)
+        if metrics is not None:
+            came_home(metrics)
+        return metrics
+
     if not processes.is_multiprocess():
-        return unless_stopped(lambda: interaction.interact(state, step, stopping))
+        return unless_stopped(act)
     state = weights_of(state, everywhere=True)
-    metrics = unless_stopped(lambda: interaction.interact(state, step, stopping))
+    metrics = unless_stopped(act)
     failed: RunError | None = None
     try:
         came = None if metrics is None else {"metrics": dict(metrics), "position": interaction.position()}
@@ -201,3 +210,12 @@ def _done(act: Callable[[], T]) -> Callable[[], T]:
 
         return fail
     return lambda: value
+
+
+def add_to_window(metrics: Metrics, window: dict[str, list[float]]) -> None:
+    """Adds values to the sums, and their numbers to the counts, of the next line of metrics.jsonl, by name."""
+    for name, values in metrics.items():
+        entry = window.setdefault(name, [0.0, 0.0])
+        for value in values:
+            entry[0] += value
+            entry[1] += 1

@@ -41,7 +41,7 @@ from chunkwise.train import dry_run, machine, provenance, rngs
 from chunkwise.train import sharding as mesh_lib
 from chunkwise.train.clock import Clock
 from chunkwise.train.compile_cache import keep_programs
-from chunkwise.train.interaction import Interaction, evaluate, interact
+from chunkwise.train.interaction import Interaction, Metrics, add_to_window, evaluate, interact
 from chunkwise.train.metrics import Mean
 from chunkwise.train.optimizer import unfinished_warmup
 from chunkwise.train.run_dir import RunFolder
@@ -311,16 +311,15 @@ class _Run:
             return True
         began = time.perf_counter()
         state = self.state.averaged() if self.interaction.averaged else self.state
-        metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped)
+        metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped, self._came_home)
         self.stop_agreed |= metrics is None
-        self.interacted = metrics is not None
-        for name, values in ({} if metrics is None else metrics).items():
-            entry = self.window.setdefault(name, [0.0, 0.0])
-            for value in values:
-                entry[0] += value
-                entry[1] += 1
         self.clock.charge("interact", began)
         return metrics is not None
+
+    def _came_home(self, metrics: Metrics) -> None:
+        """Counts an interaction, at once: the watching thread may save what it changed before `attend` comes back."""
+        self.interacted = True
+        add_to_window(metrics, self.window)
 
     def _update(self, batches: Iterator[NumpyTree], updates: int) -> None:
         """Takes batches, dispatches one call, and logs if due; does nothing if a request to stop comes between."""

@@ -60,6 +60,9 @@ def run_updates(
     def body(i: Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
         state, collected = carry
         batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
+        # A call of one update has one batch, the same in every turn of the loop: the compiler would compute what
+        # depends on it alone before the loop, in another order than for several batches.
+        batch, i = jax.lax.optimization_barrier((batch, i))
         new, metrics = step(state, batch)
         new = new.replace(ema=_moved(state.ema, new.params, ema))
         # The metrics are known before the optimiser's elementwise work, into which this choice is compiled: it costs no

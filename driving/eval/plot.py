@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Int64
 
+from chunkwise.reports.figures import new_figure
 from driving.data.batches import DrivingData
 from driving.eval.baselines import EgoStates
 
@@ -37,12 +38,10 @@ def draw(
     Returns:
       Whether there was a moment to draw.
     """
-    from matplotlib.figure import Figure  # not above: importing it takes 0.8 s, and most programs draw nothing
-
     chosen = moments(states, count, data.config.waypoint_dt_s)
     if not len(chosen):
         return False
-    figure = Figure(figsize=(15, 2.1 * len(chosen) + 0.5), dpi=80, layout="constrained")
+    figure = new_figure(figsize=(15, 2.1 * len(chosen) + 0.5), dpi=80)
     batch = data.batch(states.rows[chosen])
     horizon_s = data.config.waypoint_steps * data.config.waypoint_dt_s
     anchor = data.config.anchor

@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import trust
-from chunkwise.policies.observations import as_array
+from chunkwise.policies.observations import as_array, nested
 
 ADAPTERS: Mapping[str, str] = {
     "none": "openpi_ript.robots.adapter:Adapter",
@@ -99,14 +99,16 @@ class Named(Adapter):
 
     def observation(self, sent: Mapping[str, Any], cameras: Sequence[str]) -> Mapping[str, Any]:
         """See Adapter; as openpi's server does it."""
+        sent = nested(sent)
         flat = _flat(sent)
         theirs = {_root(key) for key in (*self.state_keys, *self.camera_keys.values())} - {"state"}
         if not theirs & {_root(key) for key in flat}:
             return sent
         read: dict[str, Any] = {"state": sent["state"] if "state" in sent else joined(flat, self.state_keys)}
         if cameras:
-            ours = sent.get("image")
-            given = ours if isinstance(ours, Mapping) else {}
+            given = sent.get("image", {})
+            if not isinstance(given, Mapping):
+                raise DataError(f"image: expected a dict by camera, found {type(given).__name__}")
             read["image"] = {name: self._image(flat, name) for name in cameras if name not in given}
             read["image"] |= {name: x if x is None else as_bytes(x, name) for name, x in given.items()}
         if "prompt" in flat:
@@ -114,7 +116,7 @@ class Named(Adapter):
         return read
 
     def _image(self, flat: Mapping[str, Any], camera: str) -> Any:
-        """The image of a camera; None where one is off that may be.
+        """The image of a camera; None where one is off.
 
         Raises:
           DataError: An entry is missing, or the robot's client has no name for the camera.
@@ -122,12 +124,13 @@ class Named(Adapter):
         key = self.camera_keys.get(camera)
         if key is None:
             raise DataError(
-                f"image: expected image/{camera}, which this policy was trained on and data.robot.adapter has no name "
-                f"for, found {sorted(flat)}; None for a camera that is off"
+                f"image/{camera}: expected it in the observation, since this policy was trained on it and "
+                f"data.robot.adapter has no name for it, found {sorted(flat)}; None for a camera that is off"
             )
         if camera in self.optional and key not in flat:
             return None
-        return as_bytes(_entry(flat, key), key)
+        image = _entry(flat, key)
+        return None if image is None else as_bytes(image, key)
 
 
 def find_adapter(name: str, *, allow_code: bool = False) -> Adapter:

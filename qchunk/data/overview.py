@@ -10,6 +10,7 @@ from chunkwise.data.episodes import EpisodeSource
 from chunkwise.data.images import resize_into
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
+from chunkwise.reports.figures import new_figure
 from qchunk.config import DataConfig
 from qchunk.data.index import make_source
 from qchunk.data.readers.aloha import AlohaSource
@@ -38,15 +39,13 @@ def draw(selection: Selection, data: DataConfig, files: Files, file: Path) -> No
     Raises:
       DataError: There is no good episode, or one changed meanwhile.
     """
-    from matplotlib.figure import Figure  # not above: importing it takes 0.8 s, and most programs draw nothing
-
     if not selection.reports:
         raise DataError(f"{data.path}: no good episode to draw")
     source = make_source(selection, data, files)
     sheet = _sheet(source, selection) if isinstance(source, AlohaSource) else None
     width = 12.0
     height = 0.0 if sheet is None else (width - 1.2) * sheet[0].shape[0] / sheet[0].shape[1] + 0.5
-    figure = Figure(figsize=(width, 3.4 + height), dpi=110, layout="constrained")
+    figure = new_figure(figsize=(width, 3.4 + height), dpi=110)
     if sheet is None:
         grid = figure.add_gridspec(1, 3)
     else:

@@ -3,13 +3,15 @@
 python -m qchunk.envs.run_summary RUN          # draws RUN/summary.png again
 """
 
-import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from chunkwise.reports.figures import new_figure
+from chunkwise.reports.run_record import rows_of
 
 FRAMES = 4  # of the video, from its first to its last
 BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 8, "borderaxespad": 0.2}
@@ -18,11 +20,9 @@ BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 8, "bor
 
 def draw(run: Path) -> Path:
     """Draws `<run>/summary.png` from metrics.jsonl and the newest video, and returns its path."""
-    from matplotlib.figure import Figure  # not above: importing it takes 0.8 s, and most programs draw nothing
-
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(run)
     videos = videos_of(run)
-    figure = Figure(figsize=(13, 5.6 if videos else 3.6), dpi=100, layout="constrained")
+    figure = new_figure(figsize=(13, 5.6 if videos else 3.6), dpi=100)
     grid = figure.add_gridspec(2 if videos else 1, 2, height_ratios=[1, 2] if videos else [1])
     if videos:
         strip = figure.add_subplot(grid[0, :])

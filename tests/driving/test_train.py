@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,20 @@ def test_the_target_follows_the_encoder(tmp_path: Path, drives: Path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target, expected)
     parts = sum(float(metrics[name].value()) for name in ("cross_camera", "temporal", "masked", "ego_motion"))
     assert float(metrics["loss"].value()) == pytest.approx(parts, rel=1e-5)
+
+
+@pytest.mark.long  # with the compiler as in training, as `.ci/full` runs it: without its fusion nothing differs
+def test_updates_per_call_change_no_bit_of_a_pretraining(
+    tmp_path: Path, drives: Path, capsys: pytest.CaptureFixture[str]
+):
+    """What depends on the batch alone the compiler computed before a call of one update, in another order."""
+    objective = ObjectiveConfig(cross_camera=0.2, temporal=0.2, ego_motion=1.0, projection=8)
+    for each in (1, 2):
+        one = dataclasses.replace(pretraining(tmp_path / f"{each}", drives), objective=objective)
+        one = dataclasses.replace(one, train=dataclasses.replace(one.train, steps=4, updates_per_call=each))
+        main(one, "test")
+    first, second = re.findall(r"digest=(\w+)", capsys.readouterr().out)
+    assert first == second
 
 
 def test_a_run_says_how_motion_was_derived_that_no_file_records(tmp_path: Path, drives: Path):

@@ -47,3 +47,19 @@ def test_cameras_that_a_policy_does_not_see_are_ignored_and_channels_may_come_fi
     np.testing.assert_array_equal(top, image[None])
     with pytest.raises(DataError, match="image: expected a dict with"):
         observations.images(sent, ["top", "left"], lambda _, one: one, rows=1, single=True, may_be_off=False)
+
+
+def test_images_sent_beside_others_are_those_of_the_dict() -> None:
+    """As the spec writes them, and openpi's clients send theirs."""
+    sent = {"state": 1, "image/top": 2, "image": {"hand": 3}, 4: 5}
+    assert observations.nested(sent) == {"state": 1, "image": {"hand": 3, "top": 2}, 4: 5}
+    assert sent == {"state": 1, "image/top": 2, "image": {"hand": 3}, 4: 5}
+    assert observations.nested({"image/top": None}) == {"image": {"top": None}}
+    assert observations.nested(alone := {"image": 3}) is alone
+
+
+def test_an_image_that_is_sent_twice_or_beside_no_dict_is_refused() -> None:
+    with pytest.raises(DataError, match=r"expected each camera once, found \['top'\] in the dict and as entries"):
+        observations.nested({"image/top": 2, "image": {"top": 3}})
+    with pytest.raises(DataError, match=r"image: expected a dict by camera beside \['image/top'\], found int"):
+        observations.nested({"image/top": 2, "image": 3})

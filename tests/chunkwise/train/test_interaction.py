@@ -1,5 +1,10 @@
 """Two processes that evaluate and act together, without training."""
 
+from typing import Any
+
+import pytest
+
+from chunkwise.train.interaction import Metrics, add_to_window, interact
 from tests.chunkwise.distributed.test_processes import run_two
 
 EVALUATE = """
@@ -44,10 +49,10 @@ state = TrainState(step=3, params={"w": np.arange(4.0)}, opt_state={"m": np.ones
 task = Task()
 for _ in range(2):
     assert evaluated(task) == {"sum": 312.0}, "both parts, the same on both"
-assert interaction.interact(World(), state, 3, lambda: False, lambda work: work()) == {"world": [3.0]}
+assert interaction.interact(World(), state, 3, lambda: False, lambda work: work(), len) == {"world": [3.0]}
 World.found = {"count": me}
 try:
-    interaction.interact(World(), state, 4, lambda: False, lambda work: work())
+    interaction.interact(World(), state, 4, lambda: False, lambda work: work(), len)
 except RunError as error:
     assert "processes 0 and 1 came from acting with different things" in str(error)
 else:
@@ -58,7 +63,7 @@ def full():
     return {}
 World.position = lambda self: full()
 try:
-    interaction.interact(World(), state, 5, lambda: False, lambda work: work())
+    interaction.interact(World(), state, 5, lambda: False, lambda work: work(), len)
 except StorageError as error:
     assert str(error) == "no room", "of the other, too"
 else:
@@ -80,3 +85,31 @@ def test_two_processes_evaluate_and_act_together():
     assert (first, second) == (0, 0), said + also
     assert "evaluated 0" in said
     assert "evaluated 1" in also
+
+
+@pytest.mark.parametrize("metrics", [{"success": [1.0, 0.0]}, {}, None])
+def test_what_it_comes_home_with_is_told_before_it_is_left(metrics: Metrics | None):
+    """Another thread may save while the main one is held there: the new position with the old word that nothing was
+    done made a run that was stopped play a round twice."""
+    order: list[object] = []
+
+    class World:
+        def interact(self, *_: Any) -> Metrics | None:
+            order.append("acted")
+            return metrics
+
+    def unless_stopped(act: Any) -> Metrics | None:
+        found = act()
+        order.append("left")
+        return found
+
+    world: Any = World()
+    state: Any = None
+    assert interact(world, state, 3, lambda: False, unless_stopped, lambda told: order.append(dict(told))) == metrics
+    assert order == ["acted", *([] if metrics is None else [metrics]), "left"]
+
+
+def test_values_count_once_each_in_the_window():
+    window = {"success": [2.0, 4.0]}
+    add_to_window({"success": [1.0, 0.5], "length": [7.0], "none": []}, window)
+    assert window == {"success": [3.5, 6.0], "length": [7.0, 1.0], "none": [0.0, 0.0]}

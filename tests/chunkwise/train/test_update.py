@@ -1,7 +1,9 @@
 """Updates in one dispatch, in numbers that can be followed by hand."""
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -10,6 +12,7 @@ import pytest
 from chunkwise.state import TrainState
 from chunkwise.train.metrics import Mean
 from chunkwise.train.update import run_updates, stack
+from tests import xla
 
 
 def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
@@ -111,3 +114,20 @@ def test_gradients_move_weights_by_the_optimiser_and_the_step_by_one():
     assert (int(one.step), int(two.step)) == (1, 2)
     assert [float(state.params[name]["w"]) for state in (one, two) for name in "ac"] == pytest.approx([7, 30, 3.3, 21])
     assert float(two.target["w"]) == 7
+
+
+def test_what_depends_on_the_batch_alone_is_computed_in_the_loop_for_one_batch_too() -> None:
+    """Computed before it, as XLA did where a call has one update, the last bits were others than with several."""
+
+    def sines(state: TrainState, batch: jax.Array) -> tuple[TrainState, dict[str, Mean]]:
+        grown = state.params["w"] + jnp.sin(batch).sum()
+        return state.replace(params={"w": grown}, step=state.step + 1), {"loss": Mean(grown, jnp.float32(1))}
+
+    one = jax.jit(functools.partial(run_updates, sines), compiler_options=dict(xla.QUICK))
+    state = TrainState(step=jnp.int32(0), params={"w": jnp.float32(2)}, opt_state=(), target=())
+    text = one.lower(state, jnp.ones((1, 300, 400)), jnp.int32(1)).compile().as_text()
+    assert text is not None
+    assert " sine(" in text
+    before = text[text.index("ENTRY") :]
+    assert " while(" in before
+    assert " sine(" not in before

@@ -102,7 +102,7 @@ class Driven:
 
     def interact(self, step: int, stopping: Callable[[], bool] = lambda: False) -> Any:
         """Metrics of a round, as the loop asks for them."""
-        return interaction.interact(self.rounds, self.state, step, stopping, lambda work: work())
+        return interaction.interact(self.rounds, self.state, step, stopping, lambda work: work(), lambda _: None)
 
 
 def play_whole(folder: Path, where: str) -> None:

@@ -197,20 +197,28 @@ def test_a_camera_for_which_the_robots_client_has_no_name_is_asked_for() -> None
     sent = {"observation/joint_position": np.zeros(7), "observation/gripper_position": np.ones(1)}
     sent |= {"observation/exterior_image_1_left": image, "observation/exterior_image_2_left": image}
     droid, cameras = find_adapter("droid"), ("base_0_rgb", "exterior")
-    with pytest.raises(DataError, match=r"expected image/exterior, which this policy .* has no name for"):
+    with pytest.raises(DataError, match=r"image/exterior: expected it .* trained on it .* has no name for it"):
         droid.observation(sent, cameras)
     renamed = rename(sent, {"observation/exterior_image_2_left": "image/exterior"})
     assert sorted(droid.observation(renamed, cameras)["image"]) == ["base_0_rgb", "exterior"]
-    off = droid.observation(sent | {"image": {"exterior": None}}, cameras)["image"]
-    assert off["exterior"] is None
-    assert off["base_0_rgb"] is not None
+    for none in ({"image": {"exterior": None}}, {"image/exterior": None}):
+        off = droid.observation(sent | none, cameras)["image"]
+        assert off["exterior"] is None
+        assert off["base_0_rgb"] is not None
+    nines = image + 9
+    beside = droid.observation(sent | {"image/exterior": nines, "image/base_0_rgb": nines}, cameras)["image"]
+    assert {name: int(x[0, 0, 0]) for name, x in beside.items()} == {"exterior": 9, "base_0_rgb": 9}
+    theirs = droid.observation(sent | {"observation/exterior_image_1_left": None}, cameras[:1])["image"]
+    assert theirs == {"base_0_rgb": None}
+    with pytest.raises(DataError, match="image: expected a dict by camera, found list"):
+        droid.observation(sent | {"image": [image]}, cameras)
 
 
 def test_a_camera_in_openpis_third_place_is_asked_for_too() -> None:
     """openpi masks that place of a UR5; a policy that has a camera there was trained on it."""
     image = np.zeros((2, 2, 3), np.uint8)
     sent = {"joints": np.arange(6.0), "gripper": np.ones(1), "base_rgb": image, "wrist_rgb": image}
-    with pytest.raises(DataError, match=r"expected image/right_wrist_0_rgb, which this policy .* None for a camera"):
+    with pytest.raises(DataError, match=r"image/right_wrist_0_rgb: expected it .* None for a camera"):
         find_adapter("ur5").observation(sent, CAMERAS)
     got = find_adapter("ur5").observation(sent | {"image": {"right_wrist_0_rgb": None}}, CAMERAS)["image"]
     assert {name: image is None for name, image in got.items()} == dict.fromkeys(CAMERAS, False) | {CAMERAS[2]: True}
