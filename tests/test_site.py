@@ -218,10 +218,11 @@ def test_the_image_names_what_exists():
     lines = (ROOT / "Dockerfile").read_text()
     copied = re.findall(r"^COPY (.+) \./?$", lines, re.MULTILINE)
     assert [name for line in copied for name in line.split() if name != "." and not list(ROOT.glob(name))] == []
-    targets = re.findall(r"^RUN make (\w+)$", lines, re.MULTILINE)
+    made = re.findall(r"^RUN make (\w+)(?: (\w+)=\S+)?$", lines, re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text()
-    assert targets
-    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+    assert made
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target, _ in made)
+    assert all(re.search(rf"^{variable} \?=", makefile, re.MULTILINE) for _, variable in made if variable)
     container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
     assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).exists()
     ready = re.search(r"^\$\(ENV\)/\.ready: (.+)$", makefile, re.MULTILINE)
