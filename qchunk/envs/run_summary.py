@@ -4,12 +4,13 @@ python -m qchunk.envs.run_summary RUN          # draws RUN/summary.png again
 """
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from chunkwise.cli import command
+from chunkwise.errors import ConfigError
 from chunkwise.reports.figures import new_figure
 from chunkwise.reports.run_record import rows_of
 
@@ -95,8 +96,15 @@ def _draw_losses(axes: Any, rows: list[dict[str, Any]]) -> None:
         axes.legend(**BESIDE)
 
 
+def main() -> None:
+    """Command line."""
+    parser = command.Parser(prog="python -m qchunk.envs.run_summary", description="Draws RUN/summary.png.")
+    parser.add_argument("run", metavar="RUN", type=Path)
+    run = parser.parse_args().run
+    if not (run / "metrics.jsonl").is_file():
+        raise ConfigError(f"{run}: expected the folder of a run, with its metrics.jsonl, found none")
+    print(draw(run))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help") or not (Path(sys.argv[1]) / "metrics.jsonl").exists():
-        print("usage: python -m qchunk.envs.run_summary RUN\n\nDraws RUN/summary.png.", file=sys.stderr)
-        sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 64)
-    print(draw(Path(sys.argv[1])))
+    command.run(main)
