@@ -98,21 +98,25 @@ def test_an_update_takes_the_labels_and_keeps_the_value_after_it(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Without the policy's gradient, which a test marked long has too."""
-    learned_from: list[Any] = []
+    learned_from: list[set[str]] = []
 
     def gradient(loss: Any, weights: Any, params: Any, trains: Any, batch: Any, *rest: Any) -> Any:
-        learned_from.append(batch)
-        return jax.tree.map(jnp.zeros_like, params), {}
+        learned_from.append(set(batch))
+        return jax.tree.map(jnp.zeros_like, params), {"labels": batch["optimality"]}
 
     monkeypatch.setattr(supervised, "trained_gradient", gradient)
     task = supervised.Imitation(small_config(root, tmp_path, guidance=GUIDANCE), Judge())
-    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), task._shapes)
-    state = TrainState.create(params, task._optimiser, jnp.zeros(()))
-    after, metrics = task.step(state, {"returns": {}, "optimality": jnp.full(3, 2, jnp.int32)})
-    assert set(learned_from[0]) == {"optimality"}
-    assert learned_from[0]["optimality"].tolist() == [0, 1, 0]
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), task._shapes)
+
+    @compiled
+    def updated(params: Any, batch: Any) -> Any:
+        return task.step(TrainState.create(params, task._optimiser, jnp.zeros(())), batch)
+
+    after, metrics = updated(params, {"returns": {}, "optimality": jnp.full(3, 2, jnp.int32)})
+    assert learned_from == [{"optimality"}]
+    assert metrics["labels"].tolist() == [0, 1, 0]
     assert (int(after.step), float(after.target)) == (1, 1.0)
-    assert {"value_loss", "gradient_norm"} == set(metrics)
+    assert {"value_loss", "gradient_norm", "labels"} == set(metrics)
 
 
 def test_settings_without_effect_are_refused(tmp_path: Path):

@@ -40,16 +40,14 @@ from tests.qchunk import image_recordings as recorded
 from tests.qchunk import recordings
 
 ACTION, STATE = recordings.ACTION, recordings.STATE
-CAMERAS, SIZE = ("cam_left_wrist", "cam_high"), (12, 16)
+CAMERAS, SIZE = ("cam_left_wrist", "cam_high"), (9, 12)
 SEEDS = np.array([5, 2**32 - 1, 5], np.uint32)
 ENCODER = EncoderConfig(widths=(4,), blocks=1, feature_size=4)
 
 
-def config_of(
-    root: Path, run: Path, *, agent: dict[str, Any], images: bool, size: tuple[int, int] = SIZE
-) -> QChunkConfig:
+def config_of(root: Path, run: Path, *, agent: dict[str, Any], images: bool) -> QChunkConfig:
     """Six updates; an evaluation at the end, of which the tests play none."""
-    seen = {"cameras": CAMERAS, "image_size": size} if images else {}
+    seen = {"cameras": CAMERAS, "image_size": SIZE} if images else {}
     base = recordings.config(
         root, observation="state", action_norm="quantile", observation_norm="mean_std", batch=4, horizon=3, **seen
     )
@@ -64,24 +62,17 @@ def config_of(
     )
 
 
-def shown(rows: int, size: tuple[int, int] = SIZE) -> dict[str, np.ndarray]:
+def shown(rows: int) -> dict[str, np.ndarray]:
     """What a simulator would show, in its own units."""
     rng = np.random.default_rng(5)
     return {
         "qpos": rng.normal(size=(rows, recordings.QPOS)).astype(np.float32),
         "state": rng.normal(size=(rows, STATE)).astype(np.float32),
-        "images": rng.integers(0, 256, (rows, len(CAMERAS), *size, 3)).astype(np.uint8),
+        "images": rng.integers(0, 256, (rows, len(CAMERAS), *SIZE, 3)).astype(np.uint8),
     }
 
 
-def trained(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    images: bool = False,
-    size: tuple[int, int] = SIZE,
-    **agent: Any,
-) -> list[np.ndarray]:
+def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, *, images: bool = False, **agent: Any) -> list[np.ndarray]:
     """Trains; returns what the run's evaluation was answered, for the policy and then for behaviour cloning."""
     root = folder / "data"
     for number in range(4):
@@ -89,14 +80,14 @@ def trained(
     answers: list[np.ndarray] = []
 
     def evaluate(policy: Any, *_: Any, **settings: Any) -> Any:
-        answers.append(policy(shown(3, size), SEEDS))
+        answers.append(policy(shown(3), SEEDS))
         return types.SimpleNamespace(metrics=lambda name: {f"{name}/success": 0.0}, save=lambda file: None)
 
     monkeypatch.setattr(qchunk.train, "evaluate", evaluate)
     monkeypatch.setattr(qchunk.train, "require_fit", lambda *_: None)
     monkeypatch.setattr(qchunk.train.simulators, "require_images", lambda *_: None)
     monkeypatch.setattr(qchunk.train.run_summary, "draw", lambda *_: "none")
-    qchunk.train.main(config_of(root, folder / "run", agent=agent, images=images, size=size), "test")
+    qchunk.train.main(config_of(root, folder / "run", agent=agent, images=images), "test")
     return answers
 
 
@@ -191,11 +182,10 @@ def test_actions_by_hand(run: Path, loaded: QChunkPolicy):
     assert np.abs(latest[kernel] - latest[kernel.replace("params/", "ema/", 1)]).max() > 1e-5
 
 
-def test_a_robots_images_are_shrunk_as_the_recorded_jpegs_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_robots_images_are_shrunk_as_the_recorded_jpegs_were(seeing: tuple[Path, list[np.ndarray]], tmp_path: Path):
     """At 9 x 12 of 24 x 32, three eighths: libjpeg leaves out what the mean of an area has. Of a camera of raw images,
     and by a run of an earlier version, images are resized whole."""
-    trained(tmp_path, monkeypatch, images=True, size=(9, 12))
-    run = tmp_path / "run"
+    run = shutil.copytree(seeing[0] / "run", tmp_path / "run")
     assert json.loads((run / "images.json").read_text()) == {"shrunk_jpegs": list(CAMERAS)}
     policy = load_policy(run)
     assert isinstance(policy, QChunkPolicy)
@@ -203,7 +193,7 @@ def test_a_robots_images_are_shrunk_as_the_recorded_jpegs_were(tmp_path: Path, m
     jpegs = recorded.encode(frames)
     decoded = [decode(jpeg, source="") for jpeg in jpegs]
     for camera in CAMERAS:
-        found, taught, whole = (np.zeros((len(frames), 9, 12, 3), np.uint8) for _ in range(3))
+        found, taught, whole = (np.zeros((len(frames), *SIZE, 3), np.uint8) for _ in range(3))
         for k, (jpeg, shown) in enumerate(zip(jpegs, decoded, strict=True)):
             found[k] = policy.resized(camera, shown)
             decode_jpeg_into(jpeg, taught[k], source="")
