@@ -207,8 +207,9 @@ def _lines(path: Path, *, groups: Sequence[str] = (), numbers: bool = False) -> 
     if not path.is_file():
         return []
     text = budget.read_bytes(path).decode(errors="replace")
-    rows = [parse_json(line, source=str(path)) for line in text[: text.rfind("\n") + 1].split("\n")[:-1]]
-    for count, row in enumerate(rows, start=1):
+    rows: list[dict[str, Any]] = []
+    for count, line in enumerate(text[: text.rfind("\n") + 1].split("\n")[:-1], start=1):
+        row = parse_json(line, source=f"{path}, line {count}")
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {count}: expected a JSON object, found {type(row).__name__}")
         for name in groups:
@@ -216,6 +217,7 @@ def _lines(path: Path, *, groups: Sequence[str] = (), numbers: bool = False) -> 
             if not isinstance(found, dict) or (numbers and not all(isinstance(v, int | float) for v in found.values())):
                 wanted = "an object of numbers" if numbers else "an object"
                 raise DataError(f"{path}, line {count}: expected {name} to be {wanted}, found {found!r:.80}")
+        rows.append(row)
     return rows
 
 

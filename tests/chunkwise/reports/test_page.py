@@ -397,6 +397,7 @@ def test_videos_of_a_state_play_together(tmp_path: Path):
     [
         ("metrics.jsonl", '{"step": "1"}\n', "a step on each line"),
         ("metrics.jsonl", "[1]\n", "line 1: expected a JSON object, found list"),
+        ("metrics.jsonl", '{}\n{"step": 1 2}\n', "metrics.jsonl, line 2: expected JSON"),
         ("starts.jsonl", '{"machine": "x"}\n', "line 1: expected machine to be an object, found 'x'"),
         ("timing.jsonl", '{}\n{"seconds": {"step": "x"}}\n', "line 2: expected seconds to be an object of numbers"),
         ("evaluations/a.json", '{"step": 1, "outcomes": [{"seed": 1}]}', "found KeyError"),
