@@ -36,7 +36,7 @@ from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data import reach, stream
-from qchunk.data.dataset import load_episode
+from qchunk.data.dataset import load_episode, norm_stats_of
 from qchunk.data.holdout import open_measured
 from qchunk.envs import run_summary, simulators
 from qchunk.evaluate import Policy, evaluate, view_of, write_video
@@ -336,7 +336,7 @@ def _shrunk(run: Path, dataset: data.Dataset) -> tuple[str, ...]:
 
 def _beside(config: QChunkConfig, dataset: data.Dataset) -> dict[str, str]:
     """Texts, by name, of the files without which the run's policy cannot be loaded."""
-    stats = data.compute_norm_stats(config)
+    stats = norm_stats_of(config.data, dataset.source)  # of the files that were opened: more may lie there by now
     if "min_max" not in (config.data.action_norm, config.data.observation_norm):
         stats = norm_stats.without_range(stats)  # checkpoints of earlier versions are bound to a text that has none
     return {NORM_STATS: norm_stats.to_json(stats), DIMS: dims_json(dataset.dims(config.data.observation))}

@@ -47,6 +47,9 @@ class World:
     def position(self) -> dict[str, Any]:
         return {"count": len(self.numbers)}
 
+    def sync(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

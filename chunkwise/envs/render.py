@@ -166,7 +166,7 @@ def replay(env: Environment, rollout: Rollout, *, every: int) -> list[UInt8[np.n
     size = getattr(env, "video_size", SIZE)
     images, success = [env.render(*size)], False
     for t, action in enumerate(rollout.actions, start=1):
-        success = env.step(action).success
+        success = env.step(action.copy()).success
         if t % every == 0 or t == rollout.length:
             images.append(env.render(*size))
     if success != rollout.success:

@@ -469,7 +469,7 @@ def answer(
     steps, observations, over = [], [], False
     for action in actions:
         stepped()
-        steps.append(step := env.step(action))
+        steps.append(step := env.step(action.copy()))  # which an environment may change in place
         require_step("step()", step)
         shown.require("step()", step.observation)
         over = step.success or step.terminated or step.truncated

@@ -1,5 +1,6 @@
 """The parts of a run that meet a world, between updates and in evaluations, and how several processes take part."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +48,8 @@ class Interaction(Protocol):
           state: Not yet donated to the next update.
           step: Updates behind it; start, start + every, ...
           stopping: True once a request to stop has come. Ask it at least every second or two, and return None or raise
-            StopRequested: what was begun is dropped, as if `interact` had not been called. What `position` returns
-            changes in one assignment, the last thing of all: the run may be saved by another thread meanwhile.
+            StopRequested: what was begun is dropped, as if `interact` had not been called. So it is where it raises
+            after a request, of one process: what `position` returns changes last of all.
 
         Returns:
           Values for the next line of metrics.jsonl by name, each counted once in its mean; None if it was broken off.
@@ -56,9 +57,14 @@ class Interaction(Protocol):
         ...
 
     def position(self) -> dict[str, Any]:
-        """JSON values from which `rewind` finds back to the end of the last `interact` that was not broken off.
+        """JSON values from which `rewind` finds back to the end of the last `interact` that was not broken off."""
+        ...
 
-        When it returns, everything that it refers to is forced to disk.
+    def sync(self) -> None:
+        """Forces to disk everything that positions so far refer to; another thread may call it during `interact`.
+
+        Raises:
+          StorageError: It cannot be written.
         """
         ...
 
@@ -73,6 +79,29 @@ class Interaction(Protocol):
     def close(self) -> None:
         """Ends what goes on beside the updates; called last of all, however the run ends."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Home:
+    """What the last interaction came home with. The loop replaces it as a whole, in one assignment: the watching thread
+    may save at any moment, and must not find the position of one interaction beside the word of another."""
+
+    position: dict[str, Any] | None = None
+    """Of `Interaction.position`."""
+    metrics: Metrics = dataclasses.field(default_factory=dict)
+    """Which are not in the window yet."""
+    interacted: bool = False
+    """Whether it was before this very update."""
+
+    def counted(self, window: Mapping[str, list[float]]) -> dict[str, list[float]]:
+        """Returns the sums and counts of the next line of metrics.jsonl by name, with these metrics in them."""
+        found = {name: list(entry) for name, entry in window.items()}
+        for name, values in self.metrics.items():
+            entry = found.setdefault(name, [0.0, 0.0])
+            for value in values:
+                entry[0] += value
+                entry[1] += 1
+        return found
 
 
 @runtime_checkable
@@ -102,7 +131,7 @@ def interact(
     step: int,
     stopping: Callable[[], bool],
     unless_stopped: Callable[[Callable[[], Metrics | None]], Metrics | None],
-    came_home: Callable[[Metrics], None],
+    came_home: Callable[[Home], None],
 ) -> Metrics | None:
     """Calls `interact`, and compares what all processes came home with.
 
@@ -113,7 +142,7 @@ def interact(
       stopping: As there; each process asks its own.
       unless_stopped: Calls what it is given, and returns None where that raises StopRequested; ends the run in its
         place where it is in a simulator's step that does not end, and so does not ask.
-      came_home: Told of the metrics right after `Interaction.interact`, within `unless_stopped`.
+      came_home: Told of it right after `Interaction.interact`, within `unless_stopped`.
 
     Returns:
       The metrics, on every process; None if it was broken off.
@@ -123,9 +152,15 @@ def interact(
     """
 
     def act() -> Metrics | None:
-        metrics = interaction.interact(state, step, stopping)
+        try:
+            metrics = interaction.interact(state, step, stopping)
+        except Exception as error:  # a simulator's own process may have been sent the signal, too
+            if not stopping() or processes.is_multiprocess():
+                raise
+            print(f"dropped, since the run is to stop: {type(error).__name__}: {error}", flush=True)
+            return None
         if metrics is not None:
-            came_home(metrics)
+            came_home(Home(position=interaction.position(), metrics=metrics, interacted=True))
         return metrics
 
     if not processes.is_multiprocess():
@@ -134,6 +169,7 @@ def interact(
     metrics = unless_stopped(act)
     failed: RunError | None = None
     try:
+        interaction.sync()
         came = None if metrics is None else {"metrics": dict(metrics), "position": interaction.position()}
     except RunError as error:  # a full disk of one process, which the others wait for
         failed, came = error, {"failed": [processes.kind(error), *error.args]}
@@ -210,12 +246,3 @@ def _done(act: Callable[[], T]) -> Callable[[], T]:
 
         return fail
     return lambda: value
-
-
-def add_to_window(metrics: Metrics, window: dict[str, list[float]]) -> None:
-    """Adds values to the sums, and their numbers to the counts, of the next line of metrics.jsonl, by name."""
-    for name, values in metrics.items():
-        entry = window.setdefault(name, [0.0, 0.0])
-        for value in values:
-            entry[0] += value
-            entry[1] += 1

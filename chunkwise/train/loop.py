@@ -41,7 +41,7 @@ from chunkwise.train import dry_run, machine, provenance, rngs
 from chunkwise.train import sharding as mesh_lib
 from chunkwise.train.clock import Clock
 from chunkwise.train.compile_cache import keep_programs
-from chunkwise.train.interaction import Interaction, Metrics, add_to_window, evaluate, interact
+from chunkwise.train.interaction import Home, Interaction, evaluate, interact
 from chunkwise.train.metrics import Mean
 from chunkwise.train.optimizer import unfinished_warmup
 from chunkwise.train.run_dir import RunFolder
@@ -151,7 +151,7 @@ class _Run:
         self.window: dict[str, list[float]] = {}
         self.in_flight: deque[tuple[int, dict[str, Mean], int, jax.Array | None]] = deque()
         self.skipped_in_a_row = 0
-        self.evaluated = self.interacted = False
+        self.evaluated, self.home = False, Home()
         self.evaluation: dict[str, float] = {}
         mesh = mesh_lib.make_mesh(config.mesh)
         self.everywhere = NamedSharding(mesh, PartitionSpec())
@@ -236,14 +236,14 @@ class _Run:
                 self.state = self.load(self.state)
             self.checkpoints.prepare(self.state)
             self.folder.cut_metrics(0)
-            position = None
+            position, interacted = None, False
             if note := unfinished_warmup(self.config.optim, self.config.train.steps):
                 print(note, flush=True)
         else:
             self.state, progress = restored
             position = progress.position
             self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
-            self.skipped_in_a_row, self.interacted = progress.skipped_in_a_row, progress.interacted
+            self.skipped_in_a_row, interacted = progress.skipped_in_a_row, progress.interacted
             made_up = self.folder.cut_metrics(progress.metrics_bytes, None if self.evaluated else self.step)
             self.evaluated, self.evaluation = self.evaluated or bool(made_up), made_up or progress.evaluation
             print(f"resumed from step {self.step}", flush=True)
@@ -253,6 +253,7 @@ class _Run:
             provenance.note(self.folder.path, step=self.step, seed=self.config.run.seed, data=data)
         if self.interaction is not None:
             self.interaction.rewind(position)
+            self.home = Home(position=self.interaction.position(), interacted=interacted)
         self.clock.charge("start", self.began)
 
     def _loop(self) -> None:
@@ -304,7 +305,7 @@ class _Run:
 
     def _interact_if_due(self) -> bool:
         """Lets the interaction act once before this update; False if a request to stop broke it off."""
-        if self.interaction is None or self.interacted:
+        if self.interaction is None or self.home.interacted:
             return True
         past = self.step - self.interaction.start
         if past < 0 or past % self.interaction.every:
@@ -313,13 +314,13 @@ class _Run:
         state = self.state.averaged() if self.interaction.averaged else self.state
         metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped, self._came_home)
         self.stop_agreed |= metrics is None
+        self.window, self.home = self.home.counted(self.window), dataclasses.replace(self.home, metrics={})
         self.clock.charge("interact", began)
         return metrics is not None
 
-    def _came_home(self, metrics: Metrics) -> None:
-        """Counts an interaction, at once: the watching thread may save what it changed before `attend` comes back."""
-        self.interacted = True
-        add_to_window(metrics, self.window)
+    def _came_home(self, home: Home) -> None:
+        """Notes an interaction: the watching thread may save what it changed before `attend` comes back."""
+        self.home = home
 
     def _update(self, batches: Iterator[NumpyTree], updates: int) -> None:
         """Takes batches, dispatches one call, and logs if due; does nothing if a request to stop comes between."""
@@ -349,7 +350,7 @@ class _Run:
         while len(self.in_flight) > CALLS_IN_FLIGHT:
             self._collect(*self.in_flight.popleft())
         self.step += updates
-        self.evaluated, self.interacted, self.evaluation = False, False, {}
+        self.evaluated, self.evaluation, self.home = False, {}, dataclasses.replace(self.home, interacted=False)
         self.progress.update(self.step)
         if self.step % self.config.train.log_every == 0 or self.step == self.config.train.steps:
             self._log()
@@ -452,15 +453,18 @@ class _Run:
     def _progress(self) -> Progress:
         """What to remember beside the arrays."""
         self._drain()
+        home = self.home  # once: the main thread may replace it meanwhile
+        if self.interaction is not None:
+            self.interaction.sync()
         return Progress(
             step=self.step,
             metrics_bytes=self.folder.metrics_size(),
-            window=self.window,
+            window=home.counted(self.window),
             evaluated=self.evaluated,
-            position=None if self.interaction is None else self.interaction.position(),
+            position=home.position,
             skipped_in_a_row=self.skipped_in_a_row,
             evaluation=self.evaluation,
-            interacted=self.interacted,
+            interacted=home.interacted,
         )
 
     def _save(self) -> None:
@@ -487,9 +491,7 @@ class _Run:
         """Saves the end durably, and prints the last line."""
         self._save_durably()
         processes.run_on_primary(lambda: self._unless_stopped(self.task.finish))
-        position: dict[str, Any] = {"step": self.step}
-        if self.interaction is not None:
-            position["interaction"] = self.interaction.position()
+        position = {"step": self.step} | ({} if self.interaction is None else {"interaction": self.home.position})
         result = {"step": self.step, "digest": digest(self.state, position)}
         wall = time.perf_counter() - self.began
         print(self.clock.summary(wall), flush=True)

@@ -157,8 +157,11 @@ class Rounds:
             yield batch if decisions is None else {**batch, "decisions": decisions.batch(step, rows, size)}
 
     def position(self) -> dict[str, Any]:
-        """The round that is trained on, by its files, which were forced to disk when they were written."""
+        """The round that is trained on, by its files."""
         return {"round": None if self._round is None else dataclasses.asdict(self._round)}
+
+    def sync(self) -> None:
+        """Nothing to do: drives are forced to disk when they are written."""
 
     def rewind(self, position: dict[str, Any] | None) -> None:
         """Loads the drives of the round that was trained on. Those of a round that was cut off stay on disk, and are

@@ -58,7 +58,11 @@ class Ahead:
         self._unwritten: BaseException | None = None
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint holds; waits until the weights are on disk, where this process writes them.
+        """What a checkpoint holds."""
+        return {"step": self.plan.step, "policy_step": self.policy_step, "weights": self.weights}
+
+    def wait_until_written(self) -> None:
+        """Comes back when the weights are on disk, where this process writes them.
 
         Raises:
           StorageError: They could not be written.
@@ -67,7 +71,6 @@ class Ahead:
             self._written.wait()
             if self._unwritten is not None:
                 raise self._unwritten
-        return {"step": self.plan.step, "policy_step": self.policy_step, "weights": self.weights}
 
     def begin(self, player: Player, policy: ActingPolicy, params: PyTree | None, *, play: bool) -> None:
         """Has a thread write the weights and play.

@@ -244,15 +244,21 @@ class Ript:
         return [(training, row) for row in rows] + [(self._data, row) for row in demonstrated]
 
     def position(self) -> dict[str, Any]:
-        """The rounds that are trained on, by their files, and the initial states that rest.
-
-        Rollouts are forced to disk when they are written.
-        """
+        """The rounds that are trained on, by their files, and the initial states that rest."""
         return {
             "rounds": [dataclasses.asdict(one) for one in self._rounds],
             "resting": [dataclasses.asdict(one) for one in self._resting],
             "shares": self._shares,
         } | ({} if self._ahead is None else {"ahead": self._ahead.record()})
+
+    def sync(self) -> None:
+        """Waits for the weights of the round that is played ahead; rollouts are forced to disk when they are written.
+
+        Raises:
+          StorageError: The weights could not be written.
+        """
+        if (ahead := self._ahead) is not None:
+            ahead.wait_until_written()
 
     def rewind(self, position: dict[str, Any] | None) -> None:
         """Loads the rollouts of the rounds that were trained on. Those of a round that was cut off stay on disk, and

@@ -133,7 +133,7 @@ class Online:
                 if (episode := player.record(action, step)) is not None:  # here: a GL context belongs to one thread
                     episodes.append(episode)
         if processes.is_multiprocess():  # before the others are told that it is there
-            self._sync()
+            self.sync()
         return [[player.number, player.position(), episodes] for player, episodes in zip(mine, ended, strict=True)]
 
     def _choose(self, policy: Policy, waiting: Sequence[Player]) -> None:
@@ -159,9 +159,7 @@ class Online:
 
     def position(self) -> dict[str, Any]:
         """Of every environment the records of its log and their checksum, and the actions still to be executed."""
-        position = self._position
-        self._sync()
-        return position
+        return self._position
 
     def rewind(self, position: dict[str, Any] | None) -> None:
         """Loads the logs, and cuts back those of the environments that this process plays.
@@ -186,7 +184,7 @@ class Online:
     def close(self) -> None:
         """Nothing goes on beside the updates."""
 
-    def _sync(self) -> None:
+    def sync(self) -> None:
         """Forces to disk what this process has logged. Raises StorageError if that fails."""
         for player in self._players:
             with storage_error(self._run, str(player.log.path.relative_to(self._run))):

@@ -135,7 +135,7 @@ class Player:
         """
         assert self._env is not None
         with self._told(len(self._unfinished)):
-            step = self._env.step(self._queue[0])
+            step = self._env.step(self._queue[0].copy())  # which an environment may change in place
         require_step(f"{self._online.env}: step()", step)
         taken = len(self._unfinished)  # this one included: the first record is of the reset
         most = self._online.max_steps
@@ -184,7 +184,7 @@ class Player:
         for t, (record,) in enumerate(self._unfinished):
             if t:
                 with self._told(t):
-                    step = env.step(record["action"])
+                    step = env.step(record["action"].copy())
                 self.observed = self._arrays(step.observation)
                 self._compare(episode, t, "reward", np.float64(step.reward), record["reward"])
             for name, found in self.observed.items():

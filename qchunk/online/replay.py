@@ -156,13 +156,14 @@ class Log:
 
     def sync(self) -> None:
         """Writes what waits, and forces it to disk."""
-        if not self._waiting:
+        waiting = len(self._waiting)  # the main thread may append while the watching one forces these to disk
+        if not waiting:
             return
         with open(self.path, "ab") as file:
-            file.write(b"".join(self._waiting))
+            file.write(b"".join(self._waiting[:waiting]))
             file.flush()
             os.fsync(file.fileno())
-        self._waiting.clear()
+        del self._waiting[:waiting]
 
 
 class Replay:

@@ -63,8 +63,9 @@ class OfflineMetrics:
         mean value of the sampled and of the recorded chunks. `holdout/critic_bias`, `critic_rmse` and
         `critic_correlation`: of its values of recorded chunks against the discounted returns that followed, over the
         starts after which the episode terminated (`holdout/critic_starts`, a share); left out where there are none.
-        The critic is asked of starts alone that it learns from in training: with agent.partial_chunks "drop" of those
-        whose chunk is whole.
+        Starts and actions are those that training learns from: without the last action of an episode that time cut off
+        and whose state after it was not recorded, and with agent.partial_chunks "drop" the critic is asked of those
+        alone whose chunk is whole.
 
         Args:
           policies: By name, "policy" among them.
@@ -73,7 +74,8 @@ class OfflineMetrics:
         errors = {name: _Errors() for name in policies}
         learnt: list[np.ndarray] = []
         for first in range(0, len(self._starts), self._rows):
-            batch = self._pool.batch(self._starts[first : first + self._rows])
+            starts = self._starts[first : first + self._rows]
+            batch = self._pool.training(self._pool.batch(starts), self._pool.locate(starts)[1])
             seen = {name: array for name, array in batch["observations"].items() if isinstance(array, np.ndarray)}
             seeds = np.arange(first, first + self._rows, dtype=np.uint32)
             recorded, real = batch["actions"][:, : self._steps], batch["valid"][:, : self._steps] > 0

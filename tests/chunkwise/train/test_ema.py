@@ -86,6 +86,9 @@ def test_who_is_evaluated_is_the_average_and_who_acts_if_it_wants(tmp_path: Path
         def position(self) -> dict[str, Any]:
             return {}
 
+        def sync(self) -> None:
+            pass
+
         def close(self) -> None:
             pass
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from chunkwise.train.interaction import Metrics, add_to_window, interact
+from chunkwise.train.interaction import Home, Metrics, interact
 from tests.chunkwise.distributed.test_processes import run_two
 
 EVALUATE = """
@@ -40,6 +40,8 @@ class World:
         return {"world": [float(step)]}
     def position(self):
         return self.found
+    def sync(self):
+        pass
 
 def evaluated(task):
     work = lambda work, patience: work()
@@ -49,10 +51,10 @@ state = TrainState(step=3, params={"w": np.arange(4.0)}, opt_state={"m": np.ones
 task = Task()
 for _ in range(2):
     assert evaluated(task) == {"sum": 312.0}, "both parts, the same on both"
-assert interaction.interact(World(), state, 3, lambda: False, lambda work: work(), len) == {"world": [3.0]}
+assert interaction.interact(World(), state, 3, lambda: False, lambda work: work(), id) == {"world": [3.0]}
 World.found = {"count": me}
 try:
-    interaction.interact(World(), state, 4, lambda: False, lambda work: work(), len)
+    interaction.interact(World(), state, 4, lambda: False, lambda work: work(), id)
 except RunError as error:
     assert "processes 0 and 1 came from acting with different things" in str(error)
 else:
@@ -61,9 +63,9 @@ def full():
     if me:
         raise StorageError("no room")
     return {}
-World.position = lambda self: full()
+World.sync = lambda self: full()
 try:
-    interaction.interact(World(), state, 5, lambda: False, lambda work: work(), len)
+    interaction.interact(World(), state, 5, lambda: False, lambda work: work(), id)
 except StorageError as error:
     assert str(error) == "no room", "of the other, too"
 else:
@@ -98,6 +100,9 @@ def test_what_it_comes_home_with_is_told_before_it_is_left(metrics: Metrics | No
             order.append("acted")
             return metrics
 
+        def position(self) -> dict[str, Any]:
+            return {"count": 7}
+
     def unless_stopped(act: Any) -> Metrics | None:
         found = act()
         order.append("left")
@@ -105,11 +110,13 @@ def test_what_it_comes_home_with_is_told_before_it_is_left(metrics: Metrics | No
 
     world: Any = World()
     state: Any = None
-    assert interact(world, state, 3, lambda: False, unless_stopped, lambda told: order.append(dict(told))) == metrics
-    assert order == ["acted", *([] if metrics is None else [metrics]), "left"]
+    assert interact(world, state, 3, lambda: False, unless_stopped, order.append) == metrics
+    told = [] if metrics is None else [Home(position={"count": 7}, metrics=metrics, interacted=True)]
+    assert order == ["acted", *told, "left"]
 
 
 def test_values_count_once_each_in_the_window():
     window = {"success": [2.0, 4.0]}
-    add_to_window({"success": [1.0, 0.5], "length": [7.0], "none": []}, window)
-    assert window == {"success": [3.5, 6.0], "length": [7.0, 1.0], "none": [0.0, 0.0]}
+    found = Home(metrics={"success": [1.0, 0.5], "length": [7.0], "none": []}).counted(window)
+    assert found == {"success": [3.5, 6.0], "length": [7.0, 1.0], "none": [0.0, 0.0]}
+    assert window == {"success": [2.0, 4.0]}, "what the main thread may still change"

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -19,10 +20,10 @@ import pytest
 
 from chunkwise.checkpoint.reader import read_newest
 from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig, RunConfig, TrainConfig
-from chunkwise.distributed import processes
+from chunkwise.distributed import processes, stopping
 from chunkwise.errors import MismatchError, NonFiniteError, PreemptedError
 from chunkwise.state import TrainState
-from chunkwise.train import rngs
+from chunkwise.train import loop, rngs
 from chunkwise.train.clock import Clock
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
@@ -326,6 +327,9 @@ class World:
     def position(self) -> dict[str, Any]:
         return {"count": len(self.numbers)}
 
+    def sync(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -404,6 +408,74 @@ def test_an_interrupted_interaction_ends_as_an_untouched_one(
     hooks: dict[str, Any] = {f"on_{where}": interrupt}
     with pytest.raises(error):
         train_in_world(config, **hooks)
+    digest, world = train_in_world(resumed(config))
+    assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
+
+
+@pytest.mark.parametrize("step", [7, 13])
+def test_an_interaction_that_comes_home_while_the_run_is_saved_without_it_counts_once(
+    tmp_path: Path, untouched: tuple[str, list[float], bytes], step: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The watching thread forces the log to disk while the main one comes home: the position of before beside the word
+    that it had acted lost a stretch of environment steps."""
+    monkeypatch.setattr(stopping, "GRACE", 0.2)
+    saving, home = threading.Event(), threading.Event()
+    came_home = loop._Run._came_home
+
+    def then_tell(self: Any, found: Any) -> None:
+        came_home(self, found)
+        home.set()
+
+    def leave(self: Any, error: BaseException) -> None:
+        """The main thread goes on where the process would end; the save is the watching one's."""
+        assert isinstance(error, PreemptedError)
+        sys._getframe(1).f_locals["section"].taken = False
+
+    class Slow(World):
+        def interact(self, state: TrainState, step: int, stopping: Any) -> dict[str, list[float]] | None:
+            return super().interact(state, step, lambda: False)
+
+        def sync(self) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                saving.set()
+                assert home.wait(60)
+
+    def stop(at: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert saving.wait(60)
+
+    monkeypatch.setattr(loop._Run, "_came_home", then_tell)
+    monkeypatch.setattr(stopping.Watch, "_end", leave)
+    config = toy_config(tmp_path)
+
+    def lost(at: int) -> None:
+        """Keeps the main thread, which should be gone, from another update."""
+        if at == step:
+            raise Crash
+
+    with RunFolder(config, "toy") as folder:
+        world = Slow(folder.path, stop)
+        task = WorldTask(config, world, on_batch=lost)
+        with pytest.raises(PreemptedError, match=f"saved at step {step}"):
+            fit(config, task, folder, interaction=world)
+    digest, again = train_in_world(resumed(config))
+    assert (digest, again.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
+
+
+@pytest.mark.parametrize("step", [7, 13])
+def test_an_interaction_that_fails_since_its_simulator_got_the_signal_too_is_dropped(
+    tmp_path: Path, untouched: tuple[str, list[float], bytes], step: int, capsys: pytest.CaptureFixture[str]
+):
+    def fail(at: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise Crash("the simulator's process has ended")
+
+    config = toy_config(tmp_path)
+    with pytest.raises(PreemptedError, match=f"saved at step {step}"):
+        train_in_world(config, fail)
+    assert "dropped, since the run is to stop: Crash: the simulator's process has ended" in capsys.readouterr().out
     digest, world = train_in_world(resumed(config))
     assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
 

@@ -100,6 +100,7 @@ def test_a_round_is_played_with_the_weights_of_the_one_before(root: Path, tmp_pa
 def test_a_resumed_run_plays_what_is_missing_with_the_weights_that_played(root: Path, tmp_path: Path, left: str):
     whole = Run(root, tmp_path / "whole")
     whole.interact(2)
+    whole.ript.sync()
     position = whole.ript.position()
     whole.settle()
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
@@ -119,6 +120,8 @@ def test_a_resumed_run_plays_what_is_missing_with_the_weights_that_played(root: 
     assert whole.interact(6) == resumed.interact(6)
     assert whole.interact(10) == resumed.interact(10)
     assert whole.ript.position() == resumed.ript.position()
+    whole.ript.sync()
+    resumed.ript.sync()
     np.testing.assert_array_equal(resumed.first(10), whole.first(10))
     assert sorted(resumed.collector.played[: len(files) - kept]) == files[kept:]
     for path in (tmp_path / "whole").rglob("*"):
@@ -139,6 +142,7 @@ def test_a_longer_run_is_the_same_as_one_that_was_made_longer(root: Path, tmp_pa
 def test_what_is_lost_and_what_goes_wrong_is_told(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = Run(root, tmp_path, steps=6)
     run.interact(2)
+    run.ript.sync()
     position = run.ript.position()
     file = run.folder / name_of(6, 2) / WEIGHTS
     content = file.read_bytes()
@@ -167,7 +171,7 @@ def test_no_save_names_weights_that_are_not_there(root: Path, tmp_path: Path, mo
     monkeypatch.setattr(ahead, "save_file", full)
     run.interact(2)
     with pytest.raises(StorageError, match=r"cannot write .*acting.safetensors: .*No space left.*Last durable step"):
-        run.ript.position()
+        run.ript.sync()
 
 
 def test_a_round_that_goes_on_can_be_left(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -175,6 +179,7 @@ def test_a_round_that_goes_on_can_be_left(root: Path, tmp_path: Path, monkeypatc
     run, asked = Run(root, tmp_path), threading.Event()
     run.interact(2)
     run.settle()
+    run.ript.sync()
     position = run.ript.position()
 
     def endless(jobs: Any, actor: Any, done: Any, stopping: Any) -> bool:

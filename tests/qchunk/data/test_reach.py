@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,18 @@ def test_the_text_beside_a_run_has_the_range_where_it_is_needed_alone(tmp_path: 
         cfg = config(root, action_norm=mode)
         text = train._beside(cfg, data.open_dataset(cfg))["norm_stats.json"]
         assert ('"min"' in text) == ('"max"' in text) == has
+
+
+def test_the_text_beside_a_run_is_of_the_files_that_were_opened(tmp_path: Path):
+    """A recorder may write another episode meanwhile; the policy that is loaded would act in other units."""
+    actions = np.random.default_rng(0).normal(size=(9, ACTION))
+    cfg = config(recorded(tmp_path, actions), action_norm="quantile")
+    opened = data.open_dataset(cfg)
+    text = train._beside(cfg, opened)["norm_stats.json"]
+    assert json.loads(text)["norm_stats"]["actions"]["mean"] == pytest.approx(actions.mean(0).tolist(), rel=1e-6)
+    recorded(tmp_path, actions, 10 * actions)
+    assert train._beside(cfg, opened)["norm_stats.json"] == text
+    assert train._beside(cfg, data.open_dataset(cfg))["norm_stats.json"] != text
 
 
 def with_horizon(horizon: int, path: Path, **agent: Any) -> QChunkConfig:

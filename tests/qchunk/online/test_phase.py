@@ -106,6 +106,12 @@ def never() -> bool:
     return False
 
 
+def saved(online: Online) -> dict[str, Any]:
+    """Its position, as a checkpoint has it."""
+    online.sync()
+    return online.position()
+
+
 def run(online: Online, rounds: range) -> list[Any]:
     return [online.interact(STATE, 4 + 2 * i, never) for i in rounds]
 
@@ -114,7 +120,7 @@ def test_chunks_are_executed_whole_and_a_new_episode_begins_with_a_new_one(tmp_p
     online = online_of(tmp_path)
     online.rewind(None)
     ended = run(online, range(10))
-    position = online.position()
+    position = saved(online)
     records = read(tmp_path / "replay")
     assert position["rows"] == len(records) == 20 + online.replays[0].episodes
     firsts = np.flatnonzero(records["first"])
@@ -157,7 +163,7 @@ def test_what_is_executed_is_what_was_asked_for_in_that_episode(tmp_path: Path) 
     online = Online(config_of(), NORM, tmp_path, noted)
     online.rewind(None)
     run(online, range(10))
-    online.position()
+    online.sync()
     records = read(tmp_path / "replay")
     firsts = np.flatnonzero(records["first"])
     dropped, expected_keys, taken = 0, [], 0
@@ -184,7 +190,7 @@ def test_another_seed_meets_other_episodes_and_draws(tmp_path: Path) -> None:
         online = online_of(tmp_path / str(seed), config)
         online.rewind(None)
         run(online, range(10))
-        online.position()
+        online.sync()
         records = read(tmp_path / str(seed) / "replay")
         mixed: Any = next(online.mixed(offline(), 5))
         found.append((set(records["state"][:, 0]), set(records["action"][:, 0]) - {0}, set(mixed["rewards"][4:, 0])))
@@ -202,20 +208,20 @@ def test_going_on_from_any_position_repeats_the_rest(tmp_path: Path, done: int) 
     (tmp_path / "a").mkdir()
     untouched.rewind(None)
     run(untouched, range(10))
-    expected = untouched.position()
+    expected = saved(untouched)
 
     (tmp_path / "b").mkdir()
     killed = online_of(tmp_path / "b")
     killed.rewind(None)
     run(killed, range(done))
-    position = killed.position()
+    position = saved(killed)
     run(killed, range(done, min(done + 2, 10)))  # later than the save
-    killed.position()
+    killed.sync()
     resumed = online_of(tmp_path / "b")
     resumed.rewind(position)
     assert (resumed.replays[0].steps, resumed.replays[0].starts) == (2 * done, resumed.replays[0].starts)
     run(resumed, range(done, 10))
-    assert resumed.position() == expected
+    assert saved(resumed) == expected
     assert (tmp_path / "a/replay/frames.bin").read_bytes() == (tmp_path / "b/replay/frames.bin").read_bytes()
     starts = np.arange(untouched.replays[0].starts)
     found, expected = (online.replays[0].gather(starts)["actions"] for online in (resumed, untouched))
@@ -226,10 +232,10 @@ def test_a_stretch_broken_off_leaves_the_position_of_before(tmp_path: Path) -> N
     online = online_of(tmp_path)
     online.rewind(None)
     run(online, range(3))
-    before = online.position()
+    before = saved(online)
     asked = iter([False, True])
     assert online.interact(STATE, 10, lambda: next(asked)) is None
-    assert online.position() == before
+    assert saved(online) == before
 
 
 def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -> None:
@@ -253,7 +259,7 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
 
     online = begun(tmp_path)
     run(online, range(3))
-    position = online.position()
+    position = saved(online)
     Line.looked.clear()
     assert position["render_size"] == [9, 9]
     other = dataclasses.replace(view, render_size=(18, 9))
@@ -265,7 +271,7 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
     Online(config, dataset, tmp_path, policy_of_images, other).rewind(of_before)
     online = begun(tmp_path, position)
     run(online, range(3, 10))
-    online.position()
+    online.sync()
     records = read(tmp_path / "replay")
     assert len(Line.looked) == len(records) - position["rows"]
     assert (records["images"][:, 0] == records["state"][:, 1][:, None, None, None]).all()
@@ -296,9 +302,9 @@ def test_a_run_goes_on_in_an_environment_that_shows_float64(tmp_path: Path, monk
     stopped.rewind(None)
     run(stopped, range(3))
     resumed = online_of(tmp_path / "stopped")
-    resumed.rewind(stopped.position())
+    resumed.rewind(saved(stopped))
     run(resumed, range(3, 6))
-    assert resumed.position() == untouched.position()
+    assert saved(resumed) == saved(untouched)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +333,7 @@ def test_an_environment_that_gives_nan_ends_the_run_before_it_is_learnt_from(
     online.rewind(None)
     with pytest.raises(RunError, match=words):
         run(online, range(2))
-    online.position()
+    online.sync()
     assert np.isfinite(read(tmp_path / "replay")["state"]).all()
 
 
@@ -342,7 +348,7 @@ def test_a_policy_that_answers_nan_ends_the_run_before_it_is_executed(tmp_path: 
     online.rewind(None)
     with pytest.raises(NonFiniteError, match=f"^{TASK}: the policy answered with NaN or Inf in online environment 0"):
         run(online, range(4))
-    online.position()
+    online.sync()
     assert np.isfinite(read(tmp_path / "replay")["action"]).all()
 
 
@@ -350,7 +356,7 @@ def test_an_environment_that_does_not_repeat_is_an_error(tmp_path: Path, monkeyp
     online = online_of(tmp_path)
     online.rewind(None)
     run(online, range(1))
-    position = online.position()
+    position = saved(online)
     monkeypatch.setattr(Line, "drift", 1e-3)
     resumed = online_of(tmp_path)
     resumed.rewind(position)

@@ -53,7 +53,7 @@ def test_the_observation_stands_for_its_second_name_which_only_the_recordings_ha
     online = Online(config, dataset, tmp_path, lambda _: lambda seen, seeds: np.zeros((1, 5, ACTION), np.float32))
     online.rewind(None)
     online.interact(STATE, 4, never)
-    online.position()  # writes what waits
+    online.sync()
     records = read(tmp_path / "replay")
     np.testing.assert_array_equal(records["state"][:, 0], np.arange(6))
     np.testing.assert_array_equal(records["qpos"], records["state"])
@@ -87,6 +87,7 @@ def test_what_is_executed_is_what_the_log_keeps_where_bounds_have_64_bits(
     online.rewind(None)
     run(online, range(2))
     assert {action.dtype for action in steps} == {np.dtype(np.float32)}
+    online.sync()
     position = online.position()
     again = online_of(tmp_path)
     again.rewind(position)
@@ -139,7 +140,7 @@ def test_a_full_disk_is_told_with_the_last_step_that_is_saved(tmp_path: Path, mo
     (tmp_path / "replay/frames.bin").symlink_to("/dev/full")
     (tmp_path / "checkpoints/4").mkdir(parents=True)
     with pytest.raises(StorageError, match=r"cannot write .*frames.bin: No space left.* Last durable step: 4\."):
-        online.position()
+        online.sync()
 
 
 def test_fewer_steps_than_were_taken_are_refused_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -148,6 +149,7 @@ def test_fewer_steps_than_were_taken_are_refused_on_resume(tmp_path: Path, monke
     online = online_of(tmp_path)
     online.rewind(None)
     run(online, range(9))
+    online.sync()
     online_of(tmp_path, config_of(steps=18)).rewind(online.position())
     with pytest.raises(MismatchError, match=r"^online.steps is 6, and 18 steps have been taken"):
         online_of(tmp_path, config_of(steps=6)).rewind(online.position())
@@ -181,7 +183,7 @@ def test_an_episode_is_cut_as_by_a_time_limit(
     online = online_of(tmp_path, config_of(max_steps=4))
     online.rewind(None)
     told = run(online, range(5))
-    online.position()  # on disk
+    online.sync()
     records = read(tmp_path / "replay")
     lengths = np.diff(np.append(np.flatnonzero(records["first"]), len(records))) - 1
     assert lengths.max() == 4

@@ -21,7 +21,7 @@ from qchunk.envs import simulators
 from qchunk.online.phase import Online
 from qchunk.online.replay import gather, read
 from tests import kill, pod
-from tests.qchunk.online.test_phase import NORM, STATE, Line, config_of, never, offline, policy_of
+from tests.qchunk.online.test_phase import NORM, STATE, Line, config_of, never, offline, policy_of, saved
 from tests.qchunk.online.test_replay import assert_equal
 
 CONFIG = "configs/qchunk/debug_online.py"
@@ -119,7 +119,7 @@ def test_each_environment_plays_episodes_of_its_own_in_step_with_the_others(tmp_
         for name, values in (online.interact(STATE, 4 + 6 * i, never) or {}).items():
             ended.setdefault(name, []).extend(values)
         assert [replay.steps for replay in online.replays] == [4 + 2 * i + 2] * 3
-    online.position()
+    online.sync()
     assert all(len(seeds) == len(seen) == 3 for seen, seeds, _ in asked), "a row for each, whoever waits"
     lengths, begun = list[int](), set[float]()
     for env in range(3):
@@ -173,7 +173,7 @@ def test_processes_play_what_one_plays(num_envs: int, count: int, tmp_path: Path
     for i in range(ROUNDS):
         ((told,), others) = play([alone], range(i, i + 1), every), play(several, range(i, i + 1), every)
         assert all(other == [*told] for other in others)
-        assert {json.dumps(one.position()) for one in several} == {json.dumps(alone.position())}
+        assert {json.dumps(saved(one)) for one in several} == {json.dumps(saved(alone))}
         assert files(tmp_path / "several") == files(tmp_path / "one")
         for step in range(4 + every * i, 4 + every * i + every):
             whole: Any = next(alone.mixed(offline(), step))
@@ -206,18 +206,18 @@ def test_going_on_with_other_processes_repeats_the_rest(done: int, tmp_path: Pat
     config = of(3)
     (untouched,) = online_of(tmp_path / "a", config)
     play([untouched], range(ROUNDS), 6)
-    expected = untouched.position()
+    expected = saved(untouched)
     monkeypatch.setattr(processes, "is_multiprocess", lambda: True)
     killed = online_of(tmp_path / "b", config, count=2)
     play(killed, range(done), 6)
-    position = killed[0].position()
+    position = saved(killed[0])
     play(killed, range(done, done + 2), 6)  # later than the save
     for online in killed:
-        assert online.position() != position
+        assert saved(online) != position
     resumed = online_of(tmp_path / "b", config, position, count=3)
     assert [one.replays[2].steps for one in resumed] == [2 * done] * 3
     play(resumed, range(done, ROUNDS), 6)
-    assert [one.position() for one in resumed] == [expected] * 3
+    assert [saved(one) for one in resumed] == [expected] * 3
     assert files(tmp_path / "b") == files(tmp_path / "a")
 
 
@@ -225,19 +225,19 @@ def test_a_stop_of_one_leaves_the_position_of_before_in_all(tmp_path: Path, monk
     monkeypatch.setattr(processes, "is_multiprocess", lambda: True)
     onlines = online_of(tmp_path, of(2), count=2)
     play(onlines, range(2), 4)
-    before = onlines[0].position()
+    before = saved(onlines[0])
     asked = iter([False, True])
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         questions = (never, lambda: next(asked))
         told = pool.map(lambda one, stopping: one.interact(STATE, 12, stopping), onlines, questions)
         assert list(told) == [None, None]
-    assert [one.position() for one in onlines] == [before, before]
+    assert [saved(one) for one in onlines] == [before, before]
 
 
 def test_a_log_that_another_process_damaged_or_does_not_show_is_refused(tmp_path: Path):
     (online,) = online_of(tmp_path, of(2))
     play([online], range(2), 4)
-    position, log = online.position(), tmp_path / "replay/env_0001/frames.bin"
+    position, log = saved(online), tmp_path / "replay/env_0001/frames.bin"
     content = log.read_bytes()
     log.write_bytes(content[:-1])
     with pytest.raises(DataError, match=r"env_0001/frames\.bin: expected \d+ records"):
