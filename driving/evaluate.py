@@ -24,7 +24,7 @@ from chunkwise.checkpoint.weights import read_weights
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.config.saved import read_config
-from chunkwise.errors import ConfigError, DataError, RunError, StorageError
+from chunkwise.errors import ConfigError, DataError, NonFiniteError, RunError, StorageError
 from chunkwise.files import budget
 from chunkwise.files.durable import write_json
 from chunkwise.files.identity import Check, any_files
@@ -53,6 +53,8 @@ REPORT, PLOT = "evaluation.json", "evaluation.png"
 MODEL = "model"
 """Row of the run's own predictions."""
 RATER = "rater_feedback"
+FARTHEST = 1e9
+"""Metres, and logits: what is beyond is no prediction."""
 
 
 def quick(config: DrivingConfig, params: PyTree, *, check: Check = any_files, over: Over = here) -> dict[str, float]:
@@ -63,7 +65,7 @@ def quick(config: DrivingConfig, params: PyTree, *, check: Check = any_files, ov
     """
     data = open_data(config.data, "val", check=check)
     states = EgoStates(data, data.anchors[:: config.eval.every])
-    predicted = predict(config, params, data, states.rows, over)
+    predicted = _known(predict(config, params, data, states.rows, over))
     values = measures(predicted, states.waypoints, states.valid, _dt(config))
     several = _modes_of(config, params, data, states.rows, over)
     if several is not None:
@@ -103,7 +105,7 @@ def compare(
     """
     data, train = (open_data(config.data, split, check=check) for split in (config.eval.split, "train"))
     states = EgoStates(data, _held_out(data, config.eval.every))
-    predicted = {MODEL: predict(config, params, data, states.rows, over)}
+    predicted = {MODEL: _known(predict(config, params, data, states.rows, over))}
     several = _modes_of(config, params, data, states.rows, over)
     predicted |= blind_predictions(config, EgoStates(train), states)
     errors = {name: measures(one, states.waypoints, states.valid, _dt(config)) for name, one in predicted.items()}
@@ -215,7 +217,7 @@ def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -
     return {
         "kind": "pretraining",
         "split": config.eval.split,
-        "drives": len(held_out.episodes),
+        "drives": len(np.unique(held_out.index.recording_of(held_out.anchors))),
         "rows": rows,
         "notes": notes,
     }
@@ -263,7 +265,18 @@ def _modes_of(
         return policy.modes(waypoints.inputs(data.batch(each[number]), config.data.anchor, config.waypoints))
 
     places, logits = (np.concatenate(found)[: len(rows)] for found in zip(*over(len(each), part), strict=True))
-    return places, logits
+    return _known(places), _known(logits)
+
+
+def _known(predicted: np.ndarray) -> np.ndarray:
+    """Returns what was predicted. Raises NonFiniteError where it is no number: errors would leave it out as unknown."""
+    bad = ~(np.abs(predicted) < FARTHEST).reshape(len(predicted), -1).all(axis=1)
+    if bad.any():
+        raise NonFiniteError(
+            f"the model's waypoints are NaN, Inf or beyond {FARTHEST:g} m at {bad.sum()} of {len(bad)} frames; lower "
+            "optim.learning_rate, or set optim.clip_norm"
+        )
+    return predicted
 
 
 def parts(rows: Int64[np.ndarray, " b"], size: int) -> list[Int64[np.ndarray, " size"]]:

@@ -22,22 +22,34 @@ def entry(observation: Mapping[str, Any], key: str) -> Any:
     return observation[key]
 
 
-def nested(observation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns an observation in which images sent as "image/NAME", as the spec writes them, are in the dict "image".
+def nested(observation: Mapping[str, Any], *entries: str) -> Mapping[str, Any]:
+    """Returns an observation in which what is sent as "image/NAME", as the spec writes it, is in the dict "image".
+
+    Args:
+      observation: As it was sent.
+      entries: Dicts by camera.
 
     Raises:
-      DataError: One is sent both ways, or "image" is no dict of images by camera.
+      DataError: One is sent both ways, or an entry is no dict by camera.
     """
-    beside = {key: key[6:] for key in observation if isinstance(key, str) and key.startswith("image/")}
-    if not beside:
-        return observation
-    images = observation.get("image", {})
-    if not isinstance(images, Mapping):
-        raise DataError(f"image: expected a dict by camera beside {sorted(beside)}, found {type(images).__name__}")
-    if twice := sorted(name for name in beside.values() if name in images):
-        raise DataError(f"image: expected each camera once, found {twice} in the dict and as entries image/NAME")
-    others = {key: value for key, value in observation.items() if key not in beside}
-    return {**others, "image": {**images, **{name: observation[key] for key, name in beside.items()}}}
+    for entry in entries:
+        beside = {
+            key: key.removeprefix(f"{entry}/")
+            for key in observation
+            if isinstance(key, str) and key.startswith(f"{entry}/")
+        }
+        if not beside:
+            continue
+        given = observation.get(entry, {})
+        if not isinstance(given, Mapping):
+            raise DataError(f"{entry}: expected a dict by camera beside {sorted(beside)}, found {type(given).__name__}")
+        if twice := sorted(name for name in beside.values() if name in given):
+            raise DataError(
+                f"{entry}: expected each camera once, found {twice} in the dict and as entries {entry}/NAME"
+            )
+        others = {key: value for key, value in observation.items() if key not in beside}
+        observation = {**others, entry: {**given, **{name: observation[key] for key, name in beside.items()}}}
+    return observation
 
 
 def as_array(value: Any, name: str) -> np.ndarray:

@@ -232,19 +232,23 @@ def spec_of(config: DrivingConfig, index: Index | None = None) -> EnvSpec:
     """Returns the town as a run's policy sees it.
 
     Where recorded images were stretched to another ratio of height to width, the town is shown as it was recorded, and
-    the policy stretches it: rendered at the policy's size, its cameras would see another angle than in training.
+    the policy stretches it: rendered at the policy's size, its cameras would see another angle than in training. A
+    camera that no episode has is not shown: its images were masked in every sample.
 
     Args:
       config: Of the run.
-      index: Of its data; the first camera's images say how they were recorded, where config.record does not.
+      index: Of its data: its cameras, and how the images of the first of them were recorded. None: all cameras, as
+        config.record has them.
     """
     (height, width), size = config.data.image_size, config.data.image_size
-    recorded = None if config.record is None else config.record.image_size
-    if recorded is None and index is not None:
-        recorded = recorded_size(index, config.data.cameras[0])
+    shown = [name for name in config.data.cameras if index is None or name in index.cameras]
+    recorded = recorded_size(index, shown[0]) if index is not None and shown else None
+    if recorded is None and config.record is not None:
+        recorded = config.record.image_size
     if recorded is not None and height * recorded[1] != width * recorded[0]:
         size = recorded
-    return dataclasses.replace(_SPEC, cameras=config.views, image_size=size)
+    views = tuple(view for view in config.views if view.partition("@")[0] in shown)
+    return dataclasses.replace(_SPEC, cameras=views, image_size=size)
 
 
 _SPEC = EnvSpec(suite="town", task=TASK)

@@ -109,6 +109,14 @@ class WaypointPolicy(policy.Policy[Prepared]):
         """What a client should know, as plain values."""
         return super().metadata | {"model": "waypoints", "cameras": list(self.config.views)}
 
+    def example(self) -> dict[str, Any]:
+        """Returns an observation of the right names and shapes: black images, zeros, matrices of the identity."""
+        made = super().example()
+        for matrix, (shape, _) in _MATRICES.items():
+            for name in made.get(matrix, {}):
+                made[matrix][name] = np.eye(shape[0])  # zeros would be no camera's
+        return made
+
     def digest(self) -> str:
         """Returns a SHA-256 of the weights."""
         return tree_digest(self._params)
@@ -145,6 +153,9 @@ class WaypointPolicy(policy.Policy[Prepared]):
             "known_motion": np.concatenate([*known, *past_known], axis=-1),
         }
         return Prepared(inputs=inputs, rows=rows, single=single)
+
+    def _by_spec(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
+        return observations.nested(observation, "image", *_MATRICES)
 
     def _rows(self, observation: Mapping[str, Any]) -> tuple[int, bool]:
         """Rows, and whether the observation has no axis of them; by the first entry that is not None.

@@ -12,10 +12,13 @@ import optax
 from jaxtyping import Array, Bool, Float, Key
 
 from chunkwise.arrays import NumpyTree, PyTree
+from chunkwise.checkpoint.reader import list_saves, read_fingerprint
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
 from chunkwise.data.stream import batches_of_run
+from chunkwise.distributed import processes
 from chunkwise.errors import ConfigError
+from chunkwise.printable import say
 from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
 from chunkwise.train.clipped_ratio import clipped_loss
@@ -69,6 +72,8 @@ class WaypointTask:
         parts: dict[str, Any] = {}
         if self.settings.weights is not None:
             parts = read_start(Path(self.settings.weights), self.config)
+            if processes.is_primary():
+                _tell_of_other_drives(Path(self.settings.weights), self.data.fingerprint()["manifest"])
             if "encoder" in parts:  # what reads the rays was no part of a pretraining
                 parts["encoder"] = {**state.params["encoder"], **parts["encoder"]}
         if self.settings.modes > 1 and "out" not in parts:
@@ -259,6 +264,16 @@ def read_start(run: Path, config: DrivingConfig) -> dict[str, PyTree]:
     _require_same(run, config, theirs, {"waypoints": (mine, other)})
     _, params = read_weights(run, theirs, lambda: init_params(theirs, rngs.key(0, "init")))
     return params
+
+
+def _tell_of_other_drives(run: Path, manifest: str) -> None:
+    """Says where a start learnt from other drives than are for training here: what is held out may be among them."""
+    learnt = {read_fingerprint(run, save.step).get("dataset.manifest") for save in list_saves(run)[:1]}
+    if learnt - {None, manifest}:
+        say(
+            f"data: waypoints.weights {run} learnt from other drives than are for training here; a drive that is held "
+            "out here may be one of them, and val/* and evaluation.json would measure what the start has seen of it"
+        )
 
 
 def _require_same(run: Path, config: DrivingConfig, theirs: DrivingConfig, more: dict[str, tuple[Any, Any]]) -> None:

@@ -229,7 +229,7 @@ class Policy(policy.Policy[Prepared]):
         return Prepared(inputs=sent, raw_state=raw_state, rows=rows, single=single)
 
     def _by_spec(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
-        return observations.nested(self._to_openpi.adapter.observation(observation, self._inputs.cameras))
+        return observations.nested(self._to_openpi.adapter.observation(observation, self._inputs.cameras), "image")
 
     def _compute(self, inputs: Any) -> Any:
         observed = Observation(**inputs["observation"])

@@ -99,7 +99,7 @@ class Named(Adapter):
 
     def observation(self, sent: Mapping[str, Any], cameras: Sequence[str]) -> Mapping[str, Any]:
         """See Adapter; as openpi's server does it."""
-        sent = nested(sent)
+        sent = nested(sent, "image")
         flat = _flat(sent)
         theirs = {_root(key) for key in (*self.state_keys, *self.camera_keys.values())} - {"state"}
         if not theirs & {_root(key) for key in flat}:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -67,6 +68,18 @@ def pretraining(folder: Path, drives: Path) -> DrivingConfig:
     return config(folder, drives, objective=ALL, waypoints=None, data=data)
 
 
+@pytest.mark.parametrize(("learnt", "told"), [("these", False), ("others", True), (None, False)])
+def test_a_start_that_learnt_from_other_drives_is_told(
+    learnt: str | None, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A split that was drawn anew: a drive that is held out now may be one that the start has seen."""
+    made_with = {} if learnt is None else {"dataset.manifest": learnt}
+    monkeypatch.setattr(waypoints, "list_saves", lambda run: [SimpleNamespace(step=9), SimpleNamespace(step=6)])
+    monkeypatch.setattr(waypoints, "read_fingerprint", lambda run, step: {9: made_with}[step])
+    waypoints._tell_of_other_drives(Path("runs/start"), "these")
+    assert ("waypoints.weights runs/start learnt from other drives" in capsys.readouterr().out) == told
+
+
 @pytest.mark.long
 def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, capsys: pytest.CaptureFixture[str]):
     first = pretraining(tmp_path / "pretrain", drives)
@@ -77,7 +90,9 @@ def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, caps
 
     frozen = WaypointConfig(hidden_sizes=(16,), weights=str(tmp_path / "pretrain"), freeze=True)
     second = config(tmp_path / "frozen", drives, waypoints=frozen)
+    capsys.readouterr()
     main(second, "frozen")
+    assert "learnt from other drives" not in capsys.readouterr().out
     shapes = jax.eval_shape(lambda: waypoints.init_params(second, rngs.key(0, "init")))
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)

@@ -52,14 +52,14 @@ def test_cameras_that_a_policy_does_not_see_are_ignored_and_channels_may_come_fi
 def test_images_sent_beside_others_are_those_of_the_dict() -> None:
     """As the spec writes them, and openpi's clients send theirs."""
     sent = {"state": 1, "image/top": 2, "image": {"hand": 3}, 4: 5}
-    assert observations.nested(sent) == {"state": 1, "image": {"hand": 3, "top": 2}, 4: 5}
+    assert observations.nested(sent, "image") == {"state": 1, "image": {"hand": 3, "top": 2}, 4: 5}
     assert sent == {"state": 1, "image/top": 2, "image": {"hand": 3}, 4: 5}
-    assert observations.nested({"image/top": None}) == {"image": {"top": None}}
-    assert observations.nested(alone := {"image": 3}) is alone
+    assert observations.nested({"image/top": None}, "image") == {"image": {"top": None}}
+    assert observations.nested(alone := {"image": 3}, "image") is alone
 
 
 def test_an_image_that_is_sent_twice_or_beside_no_dict_is_refused() -> None:
     with pytest.raises(DataError, match=r"expected each camera once, found \['top'\] in the dict and as entries"):
-        observations.nested({"image/top": 2, "image": {"top": 3}})
+        observations.nested({"image/top": 2, "image": {"top": 3}}, "image")
     with pytest.raises(DataError, match=r"image: expected a dict by camera beside \['image/top'\], found int"):
-        observations.nested({"image/top": 2, "image": 3})
+        observations.nested({"image/top": 2, "image": 3}, "image")

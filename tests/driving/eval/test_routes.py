@@ -31,6 +31,7 @@ from driving.data.batches import open_data
 from driving.eval import routes
 from driving.eval.closed_loop import Result
 from driving.policies.policy import WaypointPolicy
+from driving.policies.town import named
 from driving.record import record
 from tests.driving.drives import write_drive
 
@@ -278,6 +279,39 @@ def test_where_nothing_was_to_be_recorded_the_data_say_the_angles(tmp_path: Path
     assert routes.spec_of(same, index).image_size == (64, 96)
     elsewhere = dataclasses.replace(config, data=dataclasses.replace(data, cameras=("roof",)))
     assert routes.spec_of(elsewhere, index).image_size == (32, 32), "no image, no angle"
+    packed = dataclasses.replace(config, record=RecordConfig(image_size=(90, 160)))
+    assert routes.spec_of(packed, index).image_size == (32, 48), "config.record made other data than these"
+
+
+def test_a_camera_that_no_episode_has_is_off_in_the_town(tmp_path: Path):
+    """In training it was masked in every sample: what the model makes of its images nothing has taught."""
+
+    def front_alone(tree: dict[str, Any]) -> None:
+        tree["cameras"] = ["front"]
+        for frame in tree["frames"]:
+            seen = frame["observations"]
+            seen["cameras"] = {"front": seen["cameras"]["front"]}
+
+    write_drive(tmp_path, "one", frames=4, size=(32, 48), change=front_alone)
+    seen = DataConfig(path=str(tmp_path), image_size=(32, 48), cameras=("side_left", "front"), offsets_s=(-0.1, 0.0))
+    settings = WaypointConfig(use_moments=True, use_calibration=True)
+    config = DrivingConfig(train=TrainConfig(steps=1, batch_size=1), data=seen, waypoints=settings)
+    index = open_data(seen, "all").index
+    spec = routes.spec_of(config, index)
+    assert spec.cameras == ("front@-0.1", "front")
+    policy: Any = SimpleNamespace(spec=SimpleNamespace(observation=dict.fromkeys(NAMES)))
+    shown = {name: np.zeros(1) for name in (*spec.cameras, "intrinsics/front", "extrinsics/front")}
+    given = named(policy, shown)
+    off = {kind for kind, entries in given.items() for camera, value in entries.items() if value is None}
+    assert off == {"image", "intrinsics", "extrinsics"}
+    assert [*given["image"]] == ["side_left@-0.1", "front@-0.1", "side_left", "front"]
+    assert [camera for camera, value in given["image"].items() if value is None] == ["side_left@-0.1", "side_left"]
+
+
+NAMES = (
+    *(f"image/{name}" for name in ("side_left@-0.1", "front@-0.1", "side_left", "front")),
+    *(f"{matrix}/{name}" for matrix in ("intrinsics", "extrinsics") for name in ("side_left", "front")),
+)
 
 
 def test_a_run_that_sees_what_the_town_does_not_show_is_refused_before_anything_is_learnt(

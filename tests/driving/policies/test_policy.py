@@ -323,6 +323,11 @@ def test_moments_and_calibration_are_read_as_in_training(drives: Path, tmp_path:
     }
     expected = policy.predict(waypoints.inputs(batch, 1, settings.waypoints))[0]
     np.testing.assert_allclose(policy.infer(observation)["actions"], expected, atol=1e-3)
+    policy.compile([1])  # as a server does before the first observation
+    flat = {name: value for name, value in observation.items() if name not in ("image", "intrinsics", "extrinsics")}
+    for entry in ("image", "intrinsics", "extrinsics"):
+        flat |= {f"{entry}/{name}": value for name, value in observation[entry].items()}
+    np.testing.assert_array_equal(policy.infer(flat)["actions"], policy.infer(observation)["actions"])
     # A larger image is sent with its own matrix: [fx, 0, cx] of three times the width, [0, fy, cy] of twice the height.
     height, width = SIZE
     larger = {name: None if image is None else image.repeat(2, 0).repeat(3, 1) for name, image in images.items()}
