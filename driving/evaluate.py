@@ -65,7 +65,7 @@ def quick(config: DrivingConfig, params: PyTree, *, check: Check = any_files, ov
     """
     data = open_data(config.data, "val", check=check)
     states = EgoStates(data, data.anchors[:: config.eval.every])
-    predicted = _known(predict(config, params, data, states.rows, over))
+    predicted = _finite(predict(config, params, data, states.rows, over))
     values = measures(predicted, states.waypoints, states.valid, _dt(config))
     several = _modes_of(config, params, data, states.rows, over)
     if several is not None:
@@ -105,7 +105,7 @@ def compare(
     """
     data, train = (open_data(config.data, split, check=check) for split in (config.eval.split, "train"))
     states = EgoStates(data, _held_out(data, config.eval.every))
-    predicted = {MODEL: _known(predict(config, params, data, states.rows, over))}
+    predicted = {MODEL: _finite(predict(config, params, data, states.rows, over))}
     several = _modes_of(config, params, data, states.rows, over)
     predicted |= blind_predictions(config, EgoStates(train), states)
     errors = {name: measures(one, states.waypoints, states.valid, _dt(config)) for name, one in predicted.items()}
@@ -265,15 +265,15 @@ def _modes_of(
         return policy.modes(waypoints.inputs(data.batch(each[number]), config.data.anchor, config.waypoints))
 
     places, logits = (np.concatenate(found)[: len(rows)] for found in zip(*over(len(each), part), strict=True))
-    return _known(places), _known(logits)
+    return _finite(places), _finite(logits)
 
 
-def _known(predicted: np.ndarray) -> np.ndarray:
+def _finite(predicted: np.ndarray) -> np.ndarray:
     """Returns what was predicted. Raises NonFiniteError where it is no number: errors would leave it out as unknown."""
     bad = ~(np.abs(predicted) < FARTHEST).reshape(len(predicted), -1).all(axis=1)
     if bad.any():
         raise NonFiniteError(
-            f"the model's waypoints are NaN, Inf or beyond {FARTHEST:g} m at {bad.sum()} of {len(bad)} frames; lower "
+            f"the model's waypoints are NaN, Inf or beyond {FARTHEST:g} m at {bad.sum()} of {len(predicted)} frames; lower "
             "optim.learning_rate, or set optim.clip_norm"
         )
     return predicted

@@ -71,10 +71,10 @@ class Passes:
             "valid": self.valid[taken] & real[rows, None],
         }
 
-    def describe(self) -> str:
-        """Returns how the round is trained on, in words."""
-        count = len(self.rows)
-        return f"{count} chunks, {self.drawn / count:.3g} passes over them in {self.updates} updates"
+    def describe(self, steps: int) -> str:
+        """Returns in words how the round is trained on by a run of so many updates, which may end within it."""
+        count, made = len(self.rows), min(self.updates, steps - self.step)
+        return f"{count} chunks, {self.drawn * made // self.updates / count:.3g} passes over them in {made} updates"
 
 
 def passes_over(data: TrainingData, rollouts: Sequence[Rollout], config: OpenpiRiptConfig, step: int) -> Passes:

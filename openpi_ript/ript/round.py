@@ -176,14 +176,14 @@ class Ript:
         ]
         new = Round(step=step, folder=plan.folder, groups=useful)
         rounds = self._remembered(new, solved=all(successes))
-        if not rounds:
+        training = self._load(rounds)
+        if training is None:
+            why = "no rollout reached anything" if rounds else "every group ended alike"
             print(
-                f"step {step}: nothing to learn from, every group ended alike and {spared} of "
-                f"{self._states} initial states rest, solved; the next {self.every} updates imitate "
-                "the dataset",
+                f"step {step}: nothing to learn from, {why} and {spared} of {self._states} initial states rest, "
+                f"solved; the next {self.every} updates imitate the dataset",
                 flush=True,
             )
-        training = self._load(rounds)
         ahead = self._begin(state, step, resting, shares) if self._rollout.staleness else None
         self._resting, self._shares, self._rounds, self._training, self._ahead = (
             resting,
@@ -197,7 +197,7 @@ class Ript:
         if came is not None:
             came.forget()
         if isinstance(self._training, Passes):
-            print(f"step {step}: {self._training.describe()}", flush=True)
+            print(f"step {step}: {self._training.describe(self._config.train.steps)}", flush=True)
         return {name: values for name, values in metrics.items() if values}
 
     def batches(

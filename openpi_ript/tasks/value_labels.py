@@ -107,8 +107,9 @@ class ValueLabels:
           key: For micro-batches; nothing is drawn.
 
         Returns:
-          Labels, values of `Optimality`; the state after the update; means: `value_loss`, and of the rows that were
-          judged `positive_share`, of each task where there are several.
+          Labels, values of `Optimality`; the state after the update; means: `value_loss`, and of the rows that the
+          value labelled, of which there are none in the warm-up, `positive_share`, of each task where there are
+          several.
         """
         returns = batch["returns"]
         now = self._now(batch)
@@ -127,7 +128,8 @@ class ValueLabels:
         updates, opt_state = self._optimiser.update(gradient, state["opt_state"], state["params"])
         params = jax.tree.map(jnp.add, state["params"], updates)
         after = {"params": params, "opt_state": opt_state, "advantages": newest, "judged": counts}
-        return label, after, metrics | self._shares(label, judged, returns["task"])
+        labelled = judged & (step >= self._value.warmup)
+        return label, after, metrics | self._shares(label, labelled, returns["task"])
 
     def values(self, params: PyTree, seen: Any) -> Float32[Array, " b"]:
         """Returns V of observations: "state", "task", and "images" where there are cameras."""
@@ -155,12 +157,12 @@ class ValueLabels:
         return loss.value(), {"value_loss": loss}
 
     def _shares(
-        self, label: Int32[Array, " b"], judged: Bool[Array, " b"], task: Int32[Array, " b"]
+        self, label: Int32[Array, " b"], labelled: Bool[Array, " b"], task: Int32[Array, " b"]
     ) -> dict[str, Mean]:
         positive = (label == Optimality.POSITIVE).astype(jnp.float32)
-        shares = {"positive_share": mean_of(positive, judged)}
+        shares = {"positive_share": mean_of(positive, labelled)}
         if len(self._tasks) > 1:
-            of_tasks = {name: mean_of(positive, judged & (task == i)) for i, name in enumerate(self._tasks)}
+            of_tasks = {name: mean_of(positive, labelled & (task == i)) for i, name in enumerate(self._tasks)}
             shares |= {f"positive_share/{name}": share for name, share in of_tasks.items()}
         return shares
 

@@ -90,7 +90,12 @@ class TrainingWindows:
             notes.append("Training does not draw this start: nothing in its group differs (advantage.uniform_groups).")
         guidance = self._config.guidance
         if guidance is not None and guidance.labels == "value":
-            notes.append("Training labels this chunk by its value function, not by the optimality below.")
+            corrected = " (a correction is positive)" if self._config.data.correction_key is not None else ""
+            notes.append(
+                "Training takes this chunk as positive, whatever its value function says: it was demonstrated."
+                if self._config.data.advantage is None
+                else f"Training labels this chunk by its value function{corrected}, not by the optimality below."
+            )
         return notes
 
 

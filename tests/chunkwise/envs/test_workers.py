@@ -247,6 +247,22 @@ def test_a_stretch_ends_with_the_episode(seed: int, steps: int) -> None:
     np.testing.assert_array_equal(stretch.observations["state"][:, 1], np.arange(1, steps + 1))
 
 
+def test_actions_are_kept_as_they_were_asked_for() -> None:
+    """Of a simulator that changes them into its drives' units in place."""
+    env = opener()()
+    stepped = env.step
+
+    def halved(action: Any) -> environment.Step:
+        action *= 0.5
+        return stepped(action)
+
+    env.step = halved
+    answer(env, Reset(1), every_frame=True)
+    stretch = answer(env, Run(ACTIONS.copy()), every_frame=True)
+    assert isinstance(stretch, Stretch)
+    np.testing.assert_array_equal(stretch.actions, ACTIONS[: len(stretch.actions)])
+
+
 def test_images_are_taken_of_every_frame_or_of_the_last_alone() -> None:
     for every_frame, looks in ((True, 4), (False, 2)):
         env = opener(cameras=("top",))()

@@ -160,7 +160,7 @@ def test_before_the_warm_up_ends_labels_are_none():
     for step in (0, 1):
         label, _, metrics = labelled(labels, state, batch, step)
         assert label.tolist() == np.where(forced, Optimality.POSITIVE, Optimality.NONE).tolist()
-        assert metrics["positive_share"].value() == 0
+        assert metrics["positive_share"].count == 0, "the value labels nothing yet"
     assert Optimality.NONE not in labelled(labels, state, batch, 2)[0].tolist()
 
 

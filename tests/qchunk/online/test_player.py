@@ -131,6 +131,31 @@ def test_what_an_environment_raises_when_it_is_compared_is_told(
         simulators.require_widths("eval.env", "mine:Env", "d", observation=("state", 3), action=2)
 
 
+def test_an_environment_that_changes_its_action_is_asked_for_the_same_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In place, as into its drives' units: the log has the policy's actions, and a run that goes on finds the same."""
+
+    def step(line: Line, action: np.ndarray) -> Step:
+        action *= 0.5
+        return Line.step(line, action)
+
+    mine(monkeypatch)
+    plain = online_of(tmp_path / "plain")
+    mine(monkeypatch, step=step)
+    online = online_of(tmp_path / "changed")
+    for one in (plain, online):
+        one.rewind(None)
+        run(one, range(2))
+        one.sync()
+    actions = [read(tmp_path / name / "replay")["action"] for name in ("plain", "changed")]
+    assert np.abs(actions[0]).max() > 0.1
+    np.testing.assert_array_equal(actions[0][:2], actions[1][:2])
+    again = online_of(tmp_path / "changed")
+    again.rewind(online.position())
+    run(again, range(2, 4))
+
+
 def test_a_full_disk_is_told_with_the_last_step_that_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     mine(monkeypatch)
     online = online_of(tmp_path)
