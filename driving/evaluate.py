@@ -273,8 +273,8 @@ def _finite(predicted: np.ndarray) -> np.ndarray:
     bad = ~(np.abs(predicted) < FARTHEST).reshape(len(predicted), -1).all(axis=1)
     if bad.any():
         raise NonFiniteError(
-            f"the model's waypoints are NaN, Inf or beyond {FARTHEST:g} m at {bad.sum()} of {len(predicted)} frames; lower "
-            "optim.learning_rate, or set optim.clip_norm"
+            f"the model's waypoints are NaN, Inf or beyond {FARTHEST:g} m at {bad.sum()} of {len(predicted)} frames; "
+            "lower optim.learning_rate, or set optim.clip_norm"
         )
     return predicted
 

@@ -147,10 +147,9 @@ class _Run:
         self.tracing = Tracing(folder.path, config.run.profile)
         self.began = time.perf_counter()
         self.compiled: set[str] = set()
-        self.stop_agreed = False
+        self.stop_agreed, self.skipped_in_a_row = False, 0
         self.window: dict[str, list[float]] = {}
         self.in_flight: deque[tuple[int, dict[str, Mean], int, jax.Array | None]] = deque()
-        self.skipped_in_a_row = 0
         self.evaluated, self.home = False, Home()
         self.evaluation: dict[str, float] = {}
         mesh = mesh_lib.make_mesh(config.mesh)
