@@ -40,7 +40,7 @@ from driving.model.images import changes_pixels
 from driving.record import MADE_BY, METADATA, record
 from driving.tasks.held_out import HeldOut, means_of
 from driving.tasks.pretrain import PretrainTask
-from driving.tasks.waypoints import WaypointTask, input_names, predict
+from driving.tasks.waypoints import WaypointTask, input_names, predict, tell_of_other_drives
 
 if TYPE_CHECKING:
     from driving.online.round import Rounds
@@ -84,6 +84,12 @@ class EvaluatedWaypoints(WaypointTask):
         self.folder = folder
         self._divided = Divided(folder)
         self.rounds: Rounds | None = None if config.rollout is None else _rounds(config, folder, data, shrunk)
+
+    def load(self, state: TrainState) -> TrainState:
+        """As `WaypointTask.load`; says where the start learnt from other drives than this run."""
+        if self.settings.weights is not None and processes.is_primary():
+            tell_of_other_drives(Path(self.settings.weights), self.data.fingerprint()["manifest"])
+        return super().load(state)
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the model sees of the batches, from update `start_step` on, and decisions of drives where some are

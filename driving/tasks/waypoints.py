@@ -1,5 +1,6 @@
 """Behaviour cloning of waypoints, as the train loop sees it: with a pretrained encoder, frozen or not, or without."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,7 @@ from chunkwise.checkpoint.reader import list_saves, read_fingerprint
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
 from chunkwise.data.stream import batches_of_run
-from chunkwise.distributed import processes
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.printable import say
 from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
@@ -72,8 +72,6 @@ class WaypointTask:
         parts: dict[str, Any] = {}
         if self.settings.weights is not None:
             parts = read_start(Path(self.settings.weights), self.config)
-            if processes.is_primary():
-                _tell_of_other_drives(Path(self.settings.weights), self.data.fingerprint()["manifest"])
             if "encoder" in parts:  # what reads the rays was no part of a pretraining
                 parts["encoder"] = {**state.params["encoder"], **parts["encoder"]}
         if self.settings.modes > 1 and "out" not in parts:
@@ -266,10 +264,13 @@ def read_start(run: Path, config: DrivingConfig) -> dict[str, PyTree]:
     return params
 
 
-def _tell_of_other_drives(run: Path, manifest: str) -> None:
+def tell_of_other_drives(run: Path, manifest: str) -> None:
     """Says where a start learnt from other drives than are for training here: what is held out may be among them."""
-    learnt = {read_fingerprint(run, save.step).get("dataset.manifest") for save in list_saves(run)[:1]}
-    if learnt - {None, manifest}:
+    learnt = None
+    for save in reversed(list_saves(run)):
+        with contextlib.suppress(DataError):  # it begins from a whole one, which names the same drives
+            learnt = read_fingerprint(run, save.step).get("dataset.manifest")
+    if learnt not in (None, manifest):
         say(
             f"data: waypoints.weights {run} learnt from other drives than are for training here; a drive that is held "
             "out here may be one of them, and val/* and evaluation.json would measure what the start has seen of it"

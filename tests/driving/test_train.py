@@ -75,8 +75,14 @@ def test_a_start_that_learnt_from_other_drives_is_told(
     """A split that was drawn anew: a drive that is held out now may be one that the start has seen."""
     made_with = {} if learnt is None else {"dataset.manifest": learnt}
     monkeypatch.setattr(waypoints, "list_saves", lambda run: [SimpleNamespace(step=9), SimpleNamespace(step=6)])
-    monkeypatch.setattr(waypoints, "read_fingerprint", lambda run, step: {9: made_with}[step])
-    waypoints._tell_of_other_drives(Path("runs/start"), "these")
+
+    def read(run: Path, step: int) -> dict[str, str]:
+        if step == 9:
+            raise DataError("damaged: the run begins from step 6")
+        return made_with
+
+    monkeypatch.setattr(waypoints, "read_fingerprint", read)
+    waypoints.tell_of_other_drives(Path("runs/start"), "these")
     assert ("waypoints.weights runs/start learnt from other drives" in capsys.readouterr().out) == told
 
 
