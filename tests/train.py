@@ -18,21 +18,21 @@ from chunkwise.files.durable import write_durably
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
-from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
+from tests.chunkwise.toy import Numbered, ToyConfig, ToyTask, toy_config
 
 OUTPUTS = 8
 # Leaves time to be killed, and none to be busy.
 SECONDS_A_BATCH = 0.03
 
 
-class World:
+class World(Numbered):
     """An interaction before every tenth update: all processes bring home the mean of the weights."""
 
     start, every, averaged = 10, 10, True
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.path = folder / "world.json"
-        self.numbers: list[float] = []
         self.division = Division()
 
     def interact(self, state: TrainState, step: int, stopping: Callable[[], bool]) -> dict[str, list[float]] | None:
@@ -43,15 +43,6 @@ class World:
         if processes.is_primary():
             write_durably(self.path, json.dumps(self.numbers))
         return {"world": [number, float(step)]}
-
-    def position(self) -> dict[str, Any]:
-        return {"count": len(self.numbers)}
-
-    def sync(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def rewind(self, position: dict[str, Any] | None) -> None:
         count = 0 if position is None else position["count"]

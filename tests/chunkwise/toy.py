@@ -78,3 +78,19 @@ class ToyTask:
 
     def data_fingerprint(self) -> dict[str, Any]:
         return {"dataset": self.config.dataset}
+
+
+class Numbered:
+    """An interaction that brings home numbers, and stands behind as many as there are; nothing of it is buffered."""
+
+    def __init__(self) -> None:
+        self.numbers: list[float] = []
+
+    def position(self) -> dict[str, Any]:
+        return {"count": len(self.numbers)}
+
+    def sync(self) -> None:
+        """Finds everything on disk."""
+
+    def close(self) -> None:
+        """Ends nothing."""

@@ -22,19 +22,19 @@ from chunkwise.train import loop
 from chunkwise.train.clock import Clock
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
-from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
+from tests.chunkwise.toy import Numbered, ToyConfig, ToyTask, toy_config
 from tests.chunkwise.train.test_loop import Crash, resumed, rows, train
 
 
-class World:
+class World(Numbered):
     """An interaction before updates 7, 10, 13, ...: each adds the weights' sum to a file of numbers."""
 
     start, every, averaged = 7, 3, True
 
     def __init__(self, folder: Path, on_interact: Any = None) -> None:
+        super().__init__()
         self.path = folder / "numbers"
         self.on_interact = on_interact
-        self.numbers: list[float] = []
         self.seen: list[int] = []
 
     def interact(self, state: TrainState, step: int, stopping: Any) -> dict[str, list[float]] | None:
@@ -48,15 +48,6 @@ class World:
             return None
         self.numbers.append(number)
         return {"number": [number, 0.0], "never": []}
-
-    def position(self) -> dict[str, Any]:
-        return {"count": len(self.numbers)}
-
-    def sync(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
     def rewind(self, position: dict[str, Any] | None) -> None:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
