@@ -184,7 +184,7 @@ class Player:
         for t, (record,) in enumerate(self._unfinished):
             if t:
                 with self._told(t):
-                    step = env.step(record["action"].copy())
+                    step = env.step(record["action"])
                 self.observed = self._arrays(step.observation)
                 self._compare(episode, t, "reward", np.float64(step.reward), record["reward"])
             for name, found in self.observed.items():

@@ -75,6 +75,18 @@ def test_a_simulator_that_does_not_repeat_is_an_error(rollouts: list[Rollout]) -
         replay(Countdown(SPEC), dataclasses.replace(rollouts[1], success=True), every=1)
 
 
+def test_a_simulator_that_changes_its_actions_leaves_the_rollout_as_it_was(rollouts: list[Rollout]) -> None:
+    class Halving(Countdown):
+        def step(self, action: Any) -> Any:
+            action *= 0.5
+            return super().step(action)
+
+    rollout = dataclasses.replace(rollouts[0], actions=rollouts[0].actions + 1)
+    before = rollout.actions.copy()
+    replay(Halving(SPEC), rollout, every=1)
+    np.testing.assert_array_equal(rollout.actions, before)
+
+
 def test_frames_are_grey_until_an_episode_is_over() -> None:
     """Five rollouts of 1 to 5 images: a grid of 2 x 3, whose last place is black; the last frame stays twice more."""
     shown = [[np.full((20, 30, 3), 10 * n + t, np.uint8) for t in range(n)] for n in (1, 2, 3, 4, 5)]
