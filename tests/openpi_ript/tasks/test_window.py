@@ -13,6 +13,7 @@ from openpi_ript.data.recordings import LeRobotRecordings
 from openpi_ript.tasks.supervised import augmented_images
 from openpi_ript.tasks.window import TrainingWindows
 from tests.openpi_ript.small_run import make_dataset, make_task, small_config
+from tests.openpi_ript.test_value_run import GUIDANCE, acting
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,19 @@ def test_a_window_is_the_row_that_the_model_gets(root: Path, tmp_path: Path):
     assert found[0].notes[0].startswith("Prompt: move to the red disc. ")
     with pytest.raises(DataError, match="training draws starts below 10 in this episode, found frame 10"):
         windows.window(0, 10)
+
+
+def test_a_label_by_the_value_is_told_where_the_value_judges(root: Path, tmp_path: Path):
+    """Rollouts are judged; demonstrations count as positive, whatever the value says of them."""
+    judged, demonstrated = small_config(root, tmp_path, guidance=GUIDANCE), acting(root, tmp_path)
+    said = [
+        TrainingWindows(config, "mine", LeRobotRecordings(root)).window(2, 4).notes[-1]
+        for config in (judged, demonstrated)
+    ]
+    assert said == [
+        "Training labels this chunk by its value function, not by the optimality below.",
+        "Training takes this chunk as positive, whatever its value function says: it was demonstrated.",
+    ]
 
 
 def test_augmented_images_are_those_of_an_update(root: Path, tmp_path: Path):
