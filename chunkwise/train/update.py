@@ -86,7 +86,7 @@ def _moved(average: Any, params: Any, keep: float | None) -> Any:
 
 
 def _all_finite(metrics: dict[str, Mean]) -> Bool[Array, ""]:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(metrics)]).all()
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(metrics)], bool).all()
 
 
 def stack(batches: list[NumpyTree], length: int) -> NumpyTree:

@@ -216,10 +216,10 @@ class RolloutConfig:
     draw by p, the share of successes when the task was last played, (successes + 1) / (rollouts + 2): success by
     p (1 - p), so that tasks in which outcomes differ come more often; need by 1 - p."""
     retry_after: int = 0
-    """Updates for which an initial state that all of its rollouts solved is not tried again."""
+    """Updates for which an initial state that all of its rollouts solved is not tried again; 0, or above `updates`."""
     replay_rounds: int = 1
     """Newest rounds whose rollouts are drawn from, as far as they have something to learn from. Where none has, the
-    updates imitate the dataset."""
+    updates leave the weights as they are."""
     rows: Literal["frames", "tasks"] = "frames"
     """How the rows of a batch are drawn from rollouts. frames: every frame alike, so that a task counts by how many of
     its frames there are, and a failure, which lasts up to the limit, for more than a success. tasks: first the task,

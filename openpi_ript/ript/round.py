@@ -6,16 +6,20 @@ arXiv:2505.17016, with the guided loss in place of its policy gradient, or with 
 rollouts all end alike carries no signal and is not trained on. An initial state that every rollout of its group solved
 rests for `retry_after` updates, and is tried again then; one that none solved is not spared. Rounds older than
 `replay_rounds` are let go of. Where that leaves nothing to learn from, as when all states are solved, the updates of
-the round imitate the dataset. Everything is a function of the seed, the step and the weights: a round's rollouts lie in
-a folder named after step and weights, and a run that was killed takes those it finds there and plays the others. With
-rollout.staleness 1 a round is played with the weights of the round before, while that one is trained on (ahead.py).
+the round leave the weights as they are. Everything is a function of the seed, the step and the weights: a round's
+rollouts lie in a folder named after step and weights, and a run that was killed takes those it finds there and plays
+the others. With rollout.staleness 1 a round is played with the weights of the round before, while that one is trained
+on (ahead.py).
 """
 
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import numpy as np
+from jaxtyping import Bool
 
 from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.data.sampling import Purpose, generator
@@ -58,6 +62,13 @@ class Round:
     folder: str
     groups: list[list[str]]
     """Names of the files of each group that is trained on."""
+
+
+class NoSignal(TypedDict):
+    """The batch of an update that leaves the weights as they are."""
+
+    no_signal: Bool[np.ndarray, " b"]
+    """All true."""
 
 
 class Ript:
@@ -178,10 +189,11 @@ class Ript:
         rounds = self._remembered(new, solved=all(successes))
         training = self._load(rounds)
         if training is None:
-            why = "no rollout reached anything" if rounds else "every group ended alike"
+            why = "every group ended alike" if groups else "no group was played"
+            why = "no rollout reached anything" if rounds else why
             print(
                 f"step {step}: nothing to learn from, {why} and {spared} of {self._states} initial states rest, "
-                f"solved; the next {self.every} updates imitate the dataset",
+                f"solved; the next {self.every} updates leave the weights as they are",
                 flush=True,
             )
         ahead = self._begin(state, step, resting, shares) if self._rollout.staleness else None
@@ -207,9 +219,9 @@ class Ript:
         *,
         shard: int = 0,
         num_shards: int = 1,
-    ) -> Iterator[TrainingBatch]:
-        """The dataset's batches up to the first round, then windows of rollouts, any start alike, and
-        rollout.dataset_share of the dataset's; the dataset's alone where there are no rollouts to learn from.
+    ) -> Iterator[Any]:
+        """`TrainingBatch`es: the dataset's up to the first round, then windows of rollouts, any start alike, and
+        rollout.dataset_share of the dataset's; `NoSignal` where there are no rollouts to learn from.
 
         Args:
           supervised: Batches of the dataset from an update on, of this shard.
@@ -220,12 +232,15 @@ class Ript:
         rows_here = slice(*(self._config.train.batch_size * i // num_shards for i in (shard, shard + 1)))
         step, imitated = start_step, None
         while True:
-            if step < self.start or self._training is None:
+            if step < self.start or self._rollout.dataset_share == 1:
                 imitated = supervised(step) if imitated is None else imitated
                 yield next(imitated)
                 step += 1
                 continue
-            imitated = None
+            if self._training is None:
+                yield {"no_signal": np.ones(rows_here.stop - rows_here.start, bool)}
+                step += 1
+                continue
             if isinstance(self._training, Passes):
                 yield self._training.batch(step, rows_here)
                 step += 1
@@ -266,8 +281,14 @@ class Ript:
 
         Raises:
           DataError: A rollout is missing or damaged.
+          ConfigError: The run begins, and its rollout.retry_after would let no initial state rest.
         """
         if position is None:
+            if 0 < self._rollout.retry_after <= self.every:  # runs of earlier versions go on
+                raise ConfigError(
+                    f"rollout.retry_after is {self._rollout.retry_after} and rollout.updates {self.every}: a solved "
+                    "initial state would be tried again in the next round. Expected 0, or above rollout.updates"
+                )
             return
         # Earlier versions let states rest that no rollout solved, too, and said which.
         resting = [{"success": True, **one} for one in position["resting"]]

@@ -20,7 +20,7 @@ from openpi_ript.envs.make import tasks_of
 from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, require_even, write_video
-from openpi_ript.ript.round import Ript
+from openpi_ript.ript.round import NoSignal, Ript
 from openpi_ript.ript.starts import Starts
 from openpi_ript.tasks.ppo import Ppo, is_ppo, ppo_inputs
 from openpi_ript.tasks.supervised import SupervisedTask
@@ -58,7 +58,13 @@ class RiptTask(SupervisedTask):
                 self._ppo = Ppo(config, self.model, self._trains, self._optimiser)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
-        """One update of the weights that train: by imitation, guided or not, or by PPO on chunks of rollouts."""
+        """One update of the weights that train: by imitation, guided or not, or by PPO on chunks of rollouts.
+
+        Where no rollout tells anything, weights and optimiser stay as they are, as with the gradient of a group whose
+        rewards are equal, which is 0 (arXiv:2505.17016).
+        """
+        if "no_signal" in batch:
+            return state.replace(step=state.step + 1), {}
         if self._ppo is not None and is_ppo(batch):
             return self._ppo.step(state, batch)
         return super().step(state, batch)
@@ -77,7 +83,9 @@ class RiptTask(SupervisedTask):
         batches = self.ript.batches(supervised, start_step, shard=shard, num_shards=num_shards)
         return map(self._inputs_of, batches)
 
-    def _inputs_of(self, batch: TrainingBatch) -> NumpyTree:
+    def _inputs_of(self, batch: TrainingBatch | NoSignal) -> NumpyTree:
+        if "no_signal" in batch:
+            return {"no_signal": batch["no_signal"]}
         inputs = self.inputs(batch)
         return ppo_inputs(batch, inputs) if is_ppo(batch) else inputs
 

@@ -250,8 +250,8 @@ def test_with_the_dataset_alone_nothing_is_played_and_imitation_goes_on(root: Pa
         np.testing.assert_array_equal(batch["state"], imitated["state"])
 
 
-def test_imitation_between_rounds_begins_at_its_own_update(root: Path, tmp_path: Path):
-    """The dataset's updates 0 and 1, a round's, then the dataset's again, where the newest round has nothing."""
+def test_imitation_ends_with_the_first_round_whatever_rounds_find(root: Path, tmp_path: Path):
+    """The dataset's updates 0 and 1, a round's, then none where the newest round has nothing."""
     solved = False
     one = Round(root, tmp_path, lambda state, k: solved or half(state, k))
     starts: list[int] = []
@@ -265,12 +265,11 @@ def test_imitation_between_rounds_begins_at_its_own_update(root: Path, tmp_path:
         next(batches)
     one.interact(2)
     for _ in range(4):
-        next(batches)
+        assert "action" in next(batches)
     solved = True
     one.interact(6, "b")
-    found = next(batches)
-    assert starts == [0, 6]
-    np.testing.assert_array_equal(found["action"], next(supervised(6))["action"])
+    assert set(next(batches)) == {"no_signal"}
+    assert starts == [0]
 
 
 def test_shares_decide_the_next_round_also_after_a_restart(root: Path, tmp_path: Path):

@@ -17,6 +17,7 @@ from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from chunkwise.train.clipped_ratio import clipped_loss
+from chunkwise.train.update import run_updates
 from openpi_ript.config.experiment import DataConfig, EvalConfig, OpenpiRiptConfig, RobotConfig, RolloutConfig
 from openpi_ript.config.ppo import PpoConfig
 from openpi_ript.data.dataset import TrainingData, open_data
@@ -401,6 +402,17 @@ def test_parts_of_a_batch_make_the_update_of_the_whole(half: Half):
     task = half.task
     assert task._ppo is not None
     assert_same_update(task._ppo, Ppo(parted, task.model, task._trains, task._optimiser), half.state, inputs, compiled)
+
+
+def test_updates_without_signal_change_the_step_alone(half: Half):
+    batch = half.task._inputs_of({"no_signal": np.ones(8, bool)})
+    stacked = jax.tree.map(lambda x: np.stack([x, x]), batch)
+    state, metrics = run_updates(half.task.step, half.state, stacked, jnp.int32(2))
+    assert metrics == {}
+    assert int(state.step) == int(half.state.step) + 2
+    before = half.state.replace(step=state.step)
+    assert jax.tree.structure(state) == jax.tree.structure(before)
+    jax.tree.map(np.testing.assert_array_equal, state, before)
 
 
 def test_a_round_is_played_with_noise_and_a_batch_before_it_imitates(root: Path, tmp_path: Path):
