@@ -162,7 +162,7 @@ def help_predict(
         data = open_data(config.data, config.eval.split, check=check)
         asked.append((data, _held_out(data, config.eval.every)))
     for of, rows in asked:
-        predict(config, params, of, rows, over)
+        _finite(predict(config, params, of, rows, over))  # the first process ends there, too
         _modes_of(config, params, of, rows, over)
 
 

@@ -139,15 +139,13 @@ class QChunkTask:
         results: dict[str, Evaluation] = {}
         played: dict[int, Rollout] = {}
         shown = bool(final and settings.videos)
-        if shown and not processes.is_primary():
-            with storage_error(self.folder):
-                make_folders(self._parts(step))
 
         def done(job: Job, rollout: Rollout) -> None:
             if shown and processes.is_primary():
                 played[job.number] = rollout
             elif shown:
                 with storage_error(self.folder):
+                    make_folders(self._parts(step))
                     save(self._parts(step) / f"{job.number}.npz", rollout)
 
         for name, policy in policies.items():

@@ -136,7 +136,7 @@ class Checkpoints:
         if bad:
             raise NonFiniteError(
                 f"step {progress.step}: not saved, because {', '.join(bad[:5])} is not finite. "
-                f"The last save is of step {self._durable_step}. Lower optim.learning_rate or set optim.clip_norm"
+                f"{saved_steps.told(self._durable_step)}. Lower optim.learning_rate or set optim.clip_norm"
             )
         metadata = dataclasses.asdict(progress) | {
             "fingerprint": self._fingerprint,

@@ -58,6 +58,11 @@ def announce(run: Path, step: int | None) -> None:
     write_json(run / ANNOUNCED, {"step": step}, indent=None)
 
 
+def told(step: int | None) -> str:
+    """Returns in words which save is the newest of a run; None: it has none."""
+    return "No save was finished before" if step is None else f"The last save is of step {step}"
+
+
 def announced(run: Path) -> dict[str, int | None] | None:
     """What `announce` noted: {"step": step or None}; None if it never did, as in runs of older versions.
 

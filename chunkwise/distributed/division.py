@@ -31,6 +31,7 @@ class Division:
         """Asks nothing of the others yet."""
         self._key = f"chunkwise/divided/{processes.next_call()}"
         self._stretches = itertools.count()
+        self._before: _Question | None = None
 
     def mine(self, number: int) -> bool:
         """Whether a piece is done by this process, whose index is its number modulo the processes."""
@@ -66,6 +67,9 @@ class Division:
         if failed is not None or said[1] is None:
             question.tell()
         answers = question.answers(said)
+        if self._before is not None:
+            self._before.forget()
+        self._before = question
         if failed is not None:
             raise failed
         for kind, value in answers:
@@ -104,3 +108,8 @@ class _Question:
                 self()
             found.append(json.loads(text))
         return found
+
+    def forget(self) -> None:
+        """Removes what this process said, once all have come to a later question."""
+        processes.forget(f"{self._key}/stop")
+        processes.forget(f"{self._key}/{processes.index()}")

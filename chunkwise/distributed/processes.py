@@ -34,6 +34,8 @@ _LAST_WORDS_SECONDS = 10.0
 _BETWEEN_PROCESSES = re.compile(r"gloo|nccl|coordinat|barrier|peer|socket|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", re.I)
 
 _calls = itertools.count()
+_said: list[str] = []
+"""Keys of what this process said in calls, and others may not have read yet."""
 
 
 def is_multiprocess() -> bool:
@@ -81,9 +83,9 @@ def broadcast_one_to_all(make: Callable[[], T]) -> T:
     try:
         value = make()
     except RunError as error:
-        _client().key_value_set(key, json.dumps([kind(error), error.args]))
+        _say(key, json.dumps([kind(error), error.args]))
         raise
-    _client().key_value_set(key, json.dumps(["value", value]))
+    _say(key, json.dumps(["value", value]))
     return value
 
 
@@ -95,6 +97,11 @@ def kind(error: RunError) -> str:
 def tell(key: str, text: str) -> None:
     """Says something under a key, to whom it may concern."""
     _client().key_value_set(key, text, allow_overwrite=True)
+
+
+def forget(key: str) -> None:
+    """Removes what was said under a key, where anything was."""
+    _client().key_value_delete(key)
 
 
 def is_told(key: str) -> bool:
@@ -142,9 +149,19 @@ def gather(text: str) -> list[str]:
     """What every process says, by index."""
     if not is_multiprocess():
         return [text]
-    key = f"chunkwise/gather/{next(_calls)}"
-    _client().key_value_set(f"{key}/{_jax().process_id}", text)
-    return [_client().blocking_key_value_get(f"{key}/{i}", _WAIT_MS) for i in range(_jax().num_processes)]
+    key, read = f"chunkwise/gather/{next(_calls)}", _said.copy()
+    _say(f"{key}/{_jax().process_id}", text)
+    found = [_client().blocking_key_value_get(f"{key}/{i}", _WAIT_MS) for i in range(_jax().num_processes)]
+    for before in read:  # all have come to this call, and so have read what was said before it
+        _client().key_value_delete(before)
+        _said.remove(before)
+    return found
+
+
+def _say(key: str, text: str) -> None:
+    """Says something under a key of a call; the first process keeps it until all have read it (`gather`)."""
+    _said.append(key)
+    _client().key_value_set(key, text)
 
 
 def compile_together(jitted: Any, *arguments: Any) -> None:

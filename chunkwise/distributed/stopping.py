@@ -5,11 +5,11 @@ system that does not answer, in a simulator's step, or in a compiler. So another
 reaches it through `signal.set_wakeup_fd`, without the main thread, and it looks at the section of the program in which
 the main thread is:
 
-  a section without `rescue`   the main thread comes by itself, soon: it saves, or dispatches an update. Nothing happens
-  any other                    may be broken off without a loss. `StopRequested` is raised in the main thread once it
-                               runs Python, at once or after the section's patience; that ends every wait for a lock, a
-                               queue, a pipe or a process. If the section has not been left after GRACE seconds, the
-                               watching thread does what is to be done (it saves, say) and ends the process
+  outside of `attend`   the main thread comes by itself, soon: it saves, or dispatches an update. Nothing happens
+  inside                may be broken off without a loss. `StopRequested` is raised in the main thread once it runs
+                        Python, at once or after the section's patience; that ends every wait for a lock, a queue, a
+                        pipe or a process. If the section has not been left after GRACE seconds, the watching thread
+                        does what is to be done (it saves, say) and ends the process. Without a `rescue` it waits
 
 A call that holds Python's lock all the while stops the watching thread too; no reader here does.
 """
@@ -91,12 +91,13 @@ class Watch:
         """From here on the main thread comes by itself: a request is noted, and asked for in `requested`."""
         self._section = _Section(None, 0.0, time.monotonic(), raises=False)
 
-    def attend(self, work: Callable[[], T], rescue: Callable[[], NoReturn], patience: float) -> T:
+    def attend(self, work: Callable[[], T], rescue: Callable[[], NoReturn] | None, patience: float) -> T:
         """Calls `work`, which a request to stop may break off.
 
         Args:
           work: A wait for data, an evaluation: what may be dropped.
           rescue: Called by the watching thread if the main thread does not leave `work`; raises what ends the process.
+            None: it is waited for, however long it takes.
           patience: Seconds for which `work` is left alone after the request; infinite: until `rescue`.
 
         Raises:
@@ -164,12 +165,10 @@ class Watch:
     def _look_after(self, section: _Section, asked: float, now: float) -> None:
         """Wakes the main thread, or ends the process in its place, where it does not leave a section."""
         waited = now - max(asked, section.since)
-        if section.rescue is None:
-            return
-        if waited > section.patience + _NUDGE and not section.nudged:
+        if section.raises and waited > section.patience + _NUDGE and not section.nudged:
             section.nudged = self._nudging = True
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-        if waited <= GRACE:
+        if section.rescue is None or waited <= GRACE:
             return
         section.taken = True
         if self._section is not section:  # it has just been left

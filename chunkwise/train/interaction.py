@@ -140,8 +140,8 @@ def interact(
       state: As in `Interaction.interact`; every process must come with it.
       step: As there.
       stopping: As there; each process asks its own.
-      unless_stopped: Calls what it is given, and returns None where that raises StopRequested; ends the run in its
-        place where it is in a simulator's step that does not end, and so does not ask.
+      unless_stopped: Calls what it is given, and returns None where that raises StopRequested; ends a run of one
+        process in its place where it is in a simulator's step that does not end, and so does not ask.
       came_home: Told of it right after `Interaction.interact`, within `unless_stopped`.
 
     Returns:

@@ -27,6 +27,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from chunkwise.arrays import NumpyTree
+from chunkwise.checkpoint import saved_steps
 from chunkwise.checkpoint.checksums import digest
 from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.checkpoint.prune import finite_metrics
@@ -188,7 +189,7 @@ class _Run:
             if not callers:
                 gc.unfreeze()
 
-    def _unless_stopped(self, work: Callable[[], T], patience: float = math.inf) -> T | None:
+    def _unless_stopped(self, work: Callable[[], T], patience: float = math.inf, *, alone: bool = False) -> T | None:
         """Returns what `work` does, or None if a request to stop broke it off; what it began must not count then.
 
         Where `work` does not come back, be it in a read that never ends, the state is saved without it.
@@ -196,9 +197,11 @@ class _Run:
         Args:
           work: Changes nothing of what is saved before it is done.
           patience: Seconds after which a request breaks it off; infinite where it must not be broken off at any place.
+          alone: Whether a process of several ends without the others where `work` does not come back.
         """
+        rescue = self._save_alone if alone or not processes.is_multiprocess() else None
         try:
-            return self.watch.attend(work, self._save_alone, patience)
+            return self.watch.attend(work, rescue, patience)
         except StopRequested:
             return None
         except Exception as error:
@@ -210,11 +213,10 @@ class _Run:
     def _save_alone(self) -> NoReturn:
         """Ends the run in the place of the main thread, called by another while that one does not answer."""
         if processes.is_multiprocess():
-            raise PeerError(
-                f"process {jax.process_index()}: asked to stop in the middle of a step, which cannot be saved without "
-                f"the others. The last save is of step {self.checkpoints.durable_step}; start all of them again with "
-                "--run.resume"
+            said = (
+                f"process {jax.process_index()}: asked to stop in the middle of a step, which cannot be saved without"
             )
+            raise PeerError(f"{said} the others. Start all again with --run.resume, which goes on from the last save")
         self._save_and_stop()
 
     def _restore(self) -> None:
@@ -326,7 +328,7 @@ class _Run:
         began = time.perf_counter()
         # Of several processes each must come to the step on which they agree.
         patience = math.inf if processes.is_multiprocess() else PATIENCE
-        taken = self._unless_stopped(lambda: [next(batches) for _ in range(updates)], patience)
+        taken = self._unless_stopped(lambda: [next(batches) for _ in range(updates)], patience, alone=True)
         if taken is None:
             return
         stacked = stack(taken, self._longest_call())
@@ -406,8 +408,8 @@ class _Run:
         if self.skipped_in_a_row >= self.config.train.max_skipped:
             raise NonFiniteError(
                 f"step {step}: {', '.join(bad)} not finite, and so for {self.skipped_in_a_row} updates in a row; none "
-                f"was applied. The last save is of step {self.checkpoints.durable_step}; look at metrics.jsonl for "
-                "where it grew, lower optim.learning_rate or set optim.clip_norm"
+                f"was applied. {saved_steps.told(self.checkpoints.durable_step)}; look at metrics.jsonl for where it "
+                "grew, lower optim.learning_rate or set optim.clip_norm"
             )
 
     def _drain(self) -> None:

@@ -21,6 +21,7 @@ import fcntl
 import json
 import math
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -43,6 +44,10 @@ from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM
 from chunkwise.train import log_file, loggers, machine
 
+SEEN_SECONDS = 60.0
+"""For which a process waits for a file that the first one has written; a network's file system shows it late."""
+_LOOK = 0.2
+
 
 class RunFolder:
     """An open, locked run folder; use it as a context manager.
@@ -59,7 +64,8 @@ class RunFolder:
 
         Raises:
           ConfigError: The folder holds a run and run.resume is off, or the other way round; or the config could not be
-            read back from the folder; or its path has *, ? or [, with which no checkpoint can be written.
+            read back from the folder; or its path has *, ? or [, with which no checkpoint can be written; or another
+            process of the run has another folder there.
           MismatchError: The folder's run was started with another config.
           BusyError: Another process has the folder open.
           StorageError: The folder cannot be written.
@@ -75,6 +81,12 @@ class RunFolder:
         self._config = config
         self._resume = config.run.resume
         self.path = Path(processes.broadcast_one_to_all(lambda: self._claim(config, name)))
+        if processes.is_multiprocess() and not config.run.dry_run:
+            try:
+                self._require_shared()
+            except ConfigError:
+                self._files.close()
+                raise
 
     def _claim(self, config: ExperimentConfig, name: str) -> str:
         """Opens the folder for this process, which is the only one that writes; returns its path."""
@@ -136,7 +148,22 @@ class RunFolder:
             holder = self._lock.read().strip() or "another process"
             raise BusyError(f"{self.path} is in use by {holder}. Wait for it, or choose another --run.dir") from error
         os.truncate(self._lock.fileno(), 0)
-        os.write(self._lock.fileno(), f"process {os.getpid()}".encode())  # no buffer that would fail again when closed
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        os.write(self._lock.fileno(), holder.encode())  # no buffer that would fail again when closed
+
+    def _require_shared(self) -> None:
+        """Raises ConfigError, on all processes, unless each sees the folder that the first one has locked."""
+        lock, until = self.path / "lock", time.monotonic() + SEEN_SECONDS
+        here = _text(lock)
+        locked = processes.gather(here)[0]
+        while (here := _text(lock)) != locked and time.monotonic() < until:
+            time.sleep(_LOOK)
+        found = processes.gather(here)
+        if blind := [index for index, text in enumerate(found) if text != locked]:
+            raise ConfigError(
+                f"{lock}: process 0 has written {locked!r} there, and process {blind[0]} finds "
+                f"{found[blind[0]] or 'nothing'!r}. Expected --run.dir on storage that all processes of a run share"
+            )
 
     def _require_same_config(self, config: ExperimentConfig) -> None:
         """Compares with the config.json of the run that is to go on, before anything of it is touched."""
@@ -308,6 +335,14 @@ def storage_error(run: Path, name: str = "") -> Iterator[None]:
             f"cannot write {place}: {said}. Last durable step: {max(steps, default=None)}. "
             "Make room or mend the folder, then start it again with --run.resume"
         ) from error
+
+
+def _text(path: Path) -> str:
+    """What a file holds; nothing where it is not there or cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _finite(value: float) -> float | None:

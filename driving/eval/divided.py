@@ -5,6 +5,7 @@
 A part is computed by one process on its first device, as by one process alone, so its numbers are the same.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from chunkwise.distributed.stopping import is_requested
 from chunkwise.errors import StopRequested
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.npz import read_npz
+from chunkwise.train.run_dir import storage_error
 
 Arrays = tuple[np.ndarray, ...]
 Over = Callable[[int, Callable[[int], Arrays]], list[Arrays]]
@@ -34,7 +36,7 @@ class Divided:
 
     def __init__(self, run: Path) -> None:
         """Computes nothing yet; `run` is the folder of the run, on storage that all processes see."""
-        self._folder = run / "evaluations"
+        self._run, self._folder = run, run / "evaluations"
         self._division = Division()
 
     def at(self, step: int) -> Over:
@@ -56,9 +58,10 @@ class Divided:
                 if stopping():
                     return None
                 computed |= {f"{number}/{place}": array for place, array in enumerate(make(number))}
-            make_folders(self._folder)
             arrays: Any = computed
-            write_durably(paths[processes.index()], lambda file: np.savez(file, **arrays))
+            with storage_error(self._run):
+                make_folders(self._folder)
+                write_durably(paths[processes.index()], lambda file: np.savez(file, **arrays))
             return True
 
         try:
@@ -67,6 +70,7 @@ class Divided:
             found = {name: array for path in paths for name, array in read_npz(path).items()}
             self._division.work(lambda _: True)  # all have read
         finally:
-            paths[processes.index()].unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of a disk that is full or gone, which has been said
+                paths[processes.index()].unlink()
         places = range(sum(name.startswith("0/") for name in found))
         return [tuple(found[f"{number}/{place}"] for place in places) for number in range(count)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from chunkwise.data.sampling import Purpose, generator, seed_of, words
+from chunkwise.distributed import processes
 from chunkwise.envs.collect import Job
 from chunkwise.envs.divided import MANIFEST, DividedRollouts, Outcome
 from chunkwise.envs.rollout import Rollout
@@ -114,13 +115,15 @@ class Player:
     def recorded(self, plan: Plan, policy_step: int, weights: str) -> list[Group[Outcome]] | None:
         """Returns a round that is on disk as a whole, without a look at its rollouts; None if it is not.
 
+        The first process looks, for all of them: one that did not see a file yet would play what the others do not.
+
         Raises:
           DataError: What lies there is another round.
         """
         path = self._folder / plan.folder / MANIFEST
-        if not path.exists():
+        told = processes.broadcast_one_to_all(lambda: read_json(path) if path.exists() else None)
+        if told is None:
             return None
-        told = read_json(path)
         found = tuple(told.get(name) for name in ("step", "policy_step", "weights"))
         if found != (plan.step, policy_step, weights):
             raise DataError(

@@ -92,18 +92,17 @@ class RiptTask(SupervisedTask):
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Plays an episode from each held-out initial state, writes what came of it, at the end a video too.
 
-        Before that, what SupervisedTask measures of the dataset.
+        After that, what SupervisedTask measures of the dataset: an error there reaches the others, who have played.
         """
-        metrics = self._of_dataset(state)
         if self.config.eval is None or self.config.env is None:
-            return metrics
+            return self._of_dataset(state)
         result, folder = self._played(state, final=final), self._folder_of(state)
         with storage_error(self.folder):
             result.save(folder.with_suffix(".json"))
         print(f"\nstep {int(state.step)}: {result}", flush=True)
         if videos := self._videos(final=final):
             write_video(self.collector, folder, folder.with_suffix(".mp4"), episodes=videos)
-        return metrics | result.metrics()
+        return self._of_dataset(state) | result.metrics()
 
     def help_evaluate(self, state: TrainState, *, final: bool) -> None:
         """Plays this process's part of the episodes."""

@@ -167,6 +167,7 @@ class Online:
         Raises:
           DataError: A log is shorter than it was, or damaged.
           MismatchError: Its images were rendered at another eval.render_size.
+          StorageError: A log cannot be written.
         """
         saved = (position or {}).get("render_size", self._render_size)
         if saved != self._render_size:
@@ -177,8 +178,9 @@ class Online:
         each = [NOTHING] * len(self._players)
         if position is not None:
             each = [position] if len(self._players) == 1 else position["environments"]
-        for player, one in zip(self._players, each, strict=True):
-            player.rewind(one, plays=self._division.mine(player.number))
+        with storage_error(self._run):
+            for player, one in zip(self._players, each, strict=True):
+                player.rewind(one, plays=self._division.mine(player.number))
         self._position = self._joined(each)
 
     def close(self) -> None:

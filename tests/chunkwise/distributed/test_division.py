@@ -43,6 +43,11 @@ else:
     raise AssertionError
 assert time.monotonic() - began < 60
 assert one.work(lambda stopping: stopping()) == [False, False], "nothing of before stops what comes after"
+for _ in range(5):
+    one.work(lambda _: True)
+processes.gather("")
+kept = [key for key, _ in processes._client().key_value_dir_get(one._key)]
+assert len(kept) == 2, kept
 print("divided", me, file=sys.stderr)
 processes.leave(0, together=True)
 """

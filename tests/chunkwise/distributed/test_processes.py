@@ -55,6 +55,11 @@ except ConfigError as error:
     assert "  seed: 0 and 1" in str(error) and "same" not in str(error)
 else:
     raise AssertionError
+for _ in range(3):
+    processes.gather("more")
+    processes.broadcast_one_to_all(lambda: 1)
+kept = [key for key, _ in processes._client().key_value_dir_get("chunkwise")]
+assert len(kept) <= 6, kept  # of the last two calls of both kinds: what all have read is forgotten
 print("talked", me, file=sys.stderr)
 processes.leave(0, together=True)
 """

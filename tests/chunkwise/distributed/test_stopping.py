@@ -117,6 +117,10 @@ def stuck():
     libc.pthread_mutex_lock(lock)
     libc.pthread_mutex_lock(lock)
 
+def slow():
+    print("stuck", flush=True)
+    time.sleep(2)
+
 def saved():
     raise PreemptedError("saved in its place")
 
@@ -162,6 +166,14 @@ def test_a_section_without_a_rescue_is_waited_for_until_the_second_ctrl_c():
     code, said = run("watch.carry_on(); stuck()", signal.SIGTERM, signal.SIGINT, signal.SIGINT)
     assert code == 130
     assert "stopping without" not in said
+
+
+def test_work_without_a_rescue_is_broken_off_after_its_patience_and_never_left_behind():
+    """It is longer than the 0.5 s after which work with a rescue is left behind."""
+    code, said = run("watch.attend(slow, None, float('inf')); print('came to its end')", signal.SIGTERM)
+    assert (code, said.rstrip().splitlines()[-1]) == (0, "came to its end"), said
+    code, said = run("watch.attend(slow, None, 0.0); print('came to its end')", signal.SIGTERM)
+    assert (code, said.rstrip().splitlines()[-1]) == (75, "error: nothing yet"), said
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,12 +116,25 @@ def test_a_save_carries_the_evaluation_of_its_own_weights(tmp_path: Path, monkey
 def test_a_run_whose_data_never_come_is_saved_in_their_place(monkeypatch: pytest.MonkeyPatch):
     """By another thread than the one that waits; of several processes none can be saved alone."""
     run, done = loop._Run.__new__(loop._Run), list[str]()
-    vars(run).update(step=7, checkpoints=SimpleNamespace(hurry=lambda: done.append("hurry"), durable_step=5))
+    vars(run).update(step=7, checkpoints=SimpleNamespace(hurry=lambda: done.append("hurry")))
     monkeypatch.setattr(run, "_save_durably", lambda: done.append("saved"))
     with pytest.raises(PreemptedError, match=r"^stopped and saved at step 7"):
         run._save_alone()
     assert done == ["hurry", "saved"]
     monkeypatch.setattr(processes, "is_multiprocess", lambda: True)
-    with pytest.raises(PeerError, match=r"cannot be saved without the others. The last save is of step 5"):
+    with pytest.raises(PeerError, match=r"cannot be saved without the others. Start all again"):
         run._save_alone()
     assert done == ["hurry", "saved"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_of_several_processes_one_leaves_alone_only_where_it_waits_for_data(
+    monkeypatch: pytest.MonkeyPatch, several: bool
+):
+    run = loop._Run.__new__(loop._Run)
+    vars(run).update(watch=SimpleNamespace(attend=lambda work, rescue, patience: (work(), rescue, patience)))
+    monkeypatch.setattr(processes, "is_multiprocess", lambda: several)
+    waited: Any = run._unless_stopped(lambda: 3, 0.0)
+    assert waited == (3, None if several else run._save_alone, 0.0)
+    alone: Any = run._unless_stopped(lambda: 4, alone=True)
+    assert alone == (4, run._save_alone, math.inf)

@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from chunkwise.files.links import Bounds
 from chunkwise.train import machine, run_dir
 from chunkwise.train.run_dir import Appender, RunFolder, storage_error
 from tests.chunkwise.calls import Calls
+from tests.chunkwise.distributed.test_processes import run_two
 from tests.chunkwise.toy import ToyConfig, toy_config
 
 ROOT = Path(__file__).parents[3]
@@ -110,7 +112,10 @@ def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path: Path,
 
 
 def test_a_second_run_in_a_folder_is_refused(tmp_path: Path):
-    with RunFolder(toy_config(tmp_path), "toy"), pytest.raises(BusyError, match=r"in use by process \d+"):
+    with (
+        RunFolder(toy_config(tmp_path), "toy"),
+        pytest.raises(BusyError, match=rf"in use by process \d+ on {socket.gethostname()}\."),
+    ):
         RunFolder(resumed(toy_config(tmp_path)), "toy")
     with RunFolder(resumed(toy_config(tmp_path)), "toy"):  # free again
         pass
@@ -283,3 +288,31 @@ def test_what_a_killed_writer_left_goes_at_the_next_start(tmp_path: Path):
     with RunFolder(resumed(toy_config(tmp_path)), "toy"):
         assert sorted(played.iterdir()) == sorted(kept)
         assert not left[0].exists()
+
+
+OPEN = """
+from chunkwise.train import run_dir
+from tests.chunkwise.toy import toy_config
+run_dir.SEEN_SECONDS = 0.3
+shared, own = map(Path, sys.argv[1:3])
+with run_dir.RunFolder(toy_config(shared), "toy") as folder:
+    assert folder.path == shared.resolve()
+text = run_dir._text
+run_dir._text = lambda path: text(path if me == 0 else path / "on another disk")
+try:
+    run_dir.RunFolder(toy_config(own), "toy")
+except ConfigError as error:
+    said = str(error)
+    assert "process 0 has written 'process " in said and "and process 1 finds 'nothing'. Expected --run.dir on" in said
+    print("refused", me, file=sys.stderr)
+processes.leave(0, together=True)
+"""
+
+
+def test_a_folder_that_another_process_does_not_see_is_refused_by_all(tmp_path: Path):
+    for name in ("shared", "own"):
+        (tmp_path / name).mkdir()
+    (first, said), (second, also) = run_two(OPEN, str(tmp_path / "shared"), str(tmp_path / "own"))
+    assert (first, second) == (0, 0), said + also
+    assert "refused 0" in said
+    assert "refused 1" in also

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.errors import StorageError
 from driving.eval.divided import Divided
 
 PARTS = 5
@@ -52,3 +53,12 @@ def test_each_computes_its_own_parts_and_has_all(tmp_path: Path, monkeypatch: py
     for whole in (all_of_first, all_of_second):
         assert [(a.tolist(), float(b)) for a, b in whole] == [([n, n], 10.0 * n) for n in range(PARTS)]
     assert list((tmp_path / "evaluations").iterdir()) == []
+
+
+def test_a_full_disk_ends_all_processes_as_one_of_a_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("driving.eval.divided.processes.is_multiprocess", lambda: True)
+    divided = Divided(tmp_path)
+    (tmp_path / "evaluations").write_text("no folder")
+    monkeypatch.setattr(divided._division, "work", lambda part, stopping=None: part(lambda: False))
+    with pytest.raises(StorageError, match=r"cannot write .*evaluations/step_00000007.*: Not a directory. Last durable step: None"):
+        divided.at(7)(PARTS, lambda number: (np.zeros(2),))

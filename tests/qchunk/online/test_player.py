@@ -166,6 +166,11 @@ def test_a_full_disk_is_told_with_the_last_step_that_is_saved(tmp_path: Path, mo
     (tmp_path / "checkpoints/4").mkdir(parents=True)
     with pytest.raises(StorageError, match=r"cannot write .*frames.bin: No space left.* Last durable step: 4\."):
         online.sync()
+    (tmp_path / "replay/layout.json").unlink()
+    (tmp_path / "replay").rename(tmp_path / "elsewhere")
+    (tmp_path / "replay").write_text("no folder")
+    with pytest.raises(StorageError, match=r"cannot write .*replay/layout.json.*: Not a directory. Last durable step: 4\."):
+        online_of(tmp_path).rewind(None)
 
 
 def test_fewer_steps_than_were_taken_are_refused_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
