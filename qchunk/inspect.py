@@ -239,7 +239,9 @@ def main(argv: list[str] | None = None) -> int:
         if config is not None:
             verdict = of_training(config)
             found |= {"notes": list(verdict.notes), "refused": verdict.refusal is not None, "refusal": verdict.refusal}
-        if arguments.figure is not None:
+        if arguments.figure is not None and not walked.selection.reports:
+            print("figure: none, since no episode is good", file=sys.stderr)
+        elif arguments.figure is not None:
             from qchunk.data.overview import draw  # matplotlib takes a second to import
 
             with told_place(arguments.figure, "--figure"):

@@ -90,7 +90,9 @@ class QChunkTask:
         print(f"figure: {run_summary.draw(self.folder)}", flush=True)
         videos = run_summary.videos_of(self.folder)
         look = [f"look at: {videos[-1]}"] if videos else []
-        print(*look, f"next: chunkwise evaluate {self.folder}, chunkwise serve {self.folder}", sep="\n", flush=True)
+        env = self.config.eval.env
+        again = f"chunkwise evaluate {self.folder}{f' --env {env}' if ':' in env else ''}, " if env is not None else ""
+        print(*look, f"next: {again}chunkwise serve {self.folder}", sep="\n", flush=True)
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Hashes of the good episodes, and of all files."""

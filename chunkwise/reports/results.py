@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,11 @@ def split_name(name: str) -> tuple[str, str]:
     return (head, rest) if rest else ("", head)
 
 
+def is_part(metric: str) -> bool:
+    """Returns whether a metric is of one step of the chunk or one dimension: error_step_3, error_dim_0."""
+    return re.search(r"_(step|dim)_[0-9]+$", metric) is not None
+
+
 def of_task(metric: str) -> str:
     """Returns the task of a metric such as success/reach-v3; empty where it is of all."""
     return metric.removeprefix("success/") if metric.startswith("success/") else ""
@@ -80,7 +86,7 @@ def rows_of_results(runs: Mapping[str, RunRecord]) -> list[Row]:
 
 
 def columns_of(rows: Sequence[Row], chosen: Sequence[str] = ()) -> list[str]:
-    """Returns the metrics that a table shows: the chosen ones, or up to MOST_COLUMNS, success first.
+    """Returns the metrics that a table shows: the chosen ones, or up to MOST_COLUMNS, success first, parts last.
 
     Raises:
       ValueError: None of the rows has one that was chosen.
@@ -90,6 +96,7 @@ def columns_of(rows: Sequence[Row], chosen: Sequence[str] = ()) -> list[str]:
         if name not in known:
             raise ValueError(f"no run has the metric {name}; there are: {', '.join(known)}")
     ordered = [name for name in FIRST if name in known] + [name for name in known if name not in FIRST]
+    ordered.sort(key=is_part)
     return list(chosen) or ordered[:MOST_COLUMNS]
 
 

@@ -158,6 +158,8 @@ def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
         if why := _call(processes, train, log, run.folder):
             return why
         say(f"{run.folder}: finished")
+        if study.evaluate is None and (why := study_table.unmeasured(folder, study)):  # now, not after all the others
+            say(f"{run.folder}: warning: {why}")
     if study.evaluate is None or study_table.is_evaluated(folder, study.evaluate, run.config.train.steps):
         return ""
     say(f"{run.folder}: evaluating")

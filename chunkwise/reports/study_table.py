@@ -106,7 +106,7 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     if known and name not in known:
         raise UnmeasuredError(
             f"{run / 'metrics.jsonl'}: expected evaluations with {name}, by the study's policies and metric, "
-            f"found {known}"
+            f"found {known}; set the study's policies, metric and best to what there is"
         )
     evaluations = [row for row in measured if name in row]
     if not evaluations:
@@ -119,6 +119,21 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     episodes = last.get(f"{policy}/episodes")
     found: dict[str, Any] = {"score": float(last[name]), "episodes": None if episodes is None else int(episodes)}
     return found | {"states": _states(run, last["step"], found) if name == "policy/success" else {}}
+
+
+def unmeasured(run: Path, study: StudyConfig) -> str:
+    """Returns what is said of a finished run that has no number of any of the study's policies; empty where it has."""
+    said = ""
+    for policy in study.policies:
+        try:
+            score(run, study, policy)
+        except UnmeasuredError as error:
+            said = one_line(error)
+        except DataError:  # said when the table is made
+            return ""
+        else:
+            return ""
+    return said
 
 
 def _states(run: Path, step: int, measured: Mapping[str, Any]) -> dict[str, bool]:

@@ -32,7 +32,8 @@ def policy_chunks(
     """
     if not isinstance(policy, Policy):
         raise ConfigError(
-            f"--policy is {name}, a {type(policy).__name__}; expected a run of openpi_ript for these data"
+            f"--policy is {name}, a {type(policy).__name__}; expected a run of openpi_ript for these data. A run of "
+            "qchunk is shown on HDF5 episodes: python -m qchunk.convert makes them of a LeRobot dataset"
         )
     make = _in_dataset if isinstance(recordings, LeRobotRecordings) else functools.partial(_in_rollouts, allow_code)
     return PolicyChunks(policy, name, make(policy, recordings))  # pyright: ignore[reportArgumentType]

@@ -261,6 +261,8 @@ def dataset_names(files: Files, data: DataConfig) -> list[str]:
         return names_within(data, list(files.bounds.walk(None))) if root.is_dir() else [root.name]
     if not root.is_dir():
         hint = "; set --data.format ogbench_npz" if root.suffix == ".npz" else ""
+        if root.suffix in (".hdf5", ".h5"):  # of robomimic, say, with all episodes
+            hint = f". One file with many episodes is converted first: python -m qchunk.convert {root} OUT"
         raise DataError(f"data.path: {root} is a file; data.format=aloha_hdf5 expects a folder of episodes{hint}")
     names = aloha.episode_names(files.bounds)
     if not names and is_lerobot(root):

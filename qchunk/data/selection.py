@@ -170,7 +170,7 @@ def _common_widths(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[s
     return {name: count.most_common(1)[0][0] for name, count in counts.items() if count}
 
 
-def _name_in_file(name: str, data: DataConfig) -> str:
+def name_in_file(name: str, data: DataConfig) -> str:
     """Name of an array as the dataset's files have it; a reader of one's own gives it under the short one."""
     formats = {"aloha_hdf5": aloha.DATASETS, "lerobot": lerobot.KEYS, "ogbench_npz": ogbench.KEYS}
     return formats.get(data.format, {}).get(name, name)
@@ -183,7 +183,7 @@ def _width_problems(report: EpisodeReport, widths: Mapping[str, int | None], dat
     problems = [
         Problem(
             file=report.id,
-            key=_name_in_file(name, data),
+            key=name_in_file(name, data),
             expected=f"{words(width)}, as in most episodes",
             found=words(report.dims.get(name)),
         )
@@ -252,13 +252,13 @@ def _needs(report: EpisodeReport, data: DataConfig) -> list[Problem]:
         if needs_buttons(data.task):
             needed["button_states"] = "data.task (rewards are computed from it)"
     found = [
-        Problem(file=report.id, key=_name_in_file(name, data), expected=f"this array, for {why}", found="none")
+        Problem(file=report.id, key=name_in_file(name, data), expected=f"this array, for {why}", found="none")
         for name, why in needed.items()
         if name not in report.dims
     ]
     if data.task is None and data.missing_reward == "refuse" and report.total_reward is None:
         expected = "a reward, for data.missing_reward=refuse"
-        found.append(Problem(file=report.id, key=_name_in_file("reward", data), expected=expected, found="none"))
+        found.append(Problem(file=report.id, key=name_in_file("reward", data), expected=expected, found="none"))
     if data.task is not None and report.env is not None and report.env != base_env(data.task):
         expected = f"{base_env(data.task)}, for data.task={data.task}"
         found.append(Problem(file=report.id, key="attribute env", expected=expected, found=report.env))

@@ -34,6 +34,7 @@ from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data.dataset import Dims, affine
+from qchunk.data.selection import name_in_file
 
 NORM_STATS, DIMS = "norm_stats.json", "dims.json"
 """Files of a run's folder beside its checkpoints: statistics of its data, and the widths of its networks."""
@@ -112,7 +113,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         """Cameras and state as in the recordings; actions in their units."""
         data, dims = self.config.data, self.agent.dims
         size = dims.image_size or (0, 0)
-        recorded = f"/{data.action}" if data.action == "action" else f"/observations/{data.action}"
+        action, state = (f"as recorded in {name_in_file(name, data)}" for name in (data.action, data.observation))
         return Spec(
             observation={
                 **{
@@ -122,14 +123,14 @@ class QChunkPolicy(policy.Policy[Prepared]):
                 "state": Entry(
                     shape=(dims.observation,),
                     dtype="float32",
-                    unit=f"as recorded in /observations/{data.observation}",
+                    unit=state,
                     meaning="not normalised",
                 ),
             },
             actions=Entry(
                 shape=(self.agent.action_horizon, dims.action),
                 dtype="float32",
-                unit=f"as recorded in {recorded}",
+                unit=action,
                 meaning="one action an environment step",
             ),
         )

@@ -131,6 +131,15 @@ def test_the_figure(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
     assert drawn.shape[1] == 1320
     assert drawn.shape[0] > (600 if kind in ("jpeg", "raw") else 300)
     assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > 50
+    if kind == "state":
+        for file in path.rglob("*.hdf5"):
+            file.write_bytes(b"no HDF5")
+        out.unlink()
+        assert inspect.main([str(path), "--figure", str(out)]) == 65
+        said = capsys.readouterr()
+        assert "figure: none, since no episode is good" in said.err
+        assert "the last episode_2.hdf5" in said.out, "what is wrong is listed all the same"
+        assert not out.exists()
     for flag in ("--figure", "--picture"):  # as it was called before
         with pytest.raises(SystemExit) as caught:
             inspect.main([str(path), flag, "overview.jpg"])

@@ -169,3 +169,21 @@ def test_the_best_of_a_run_that_evaluates_nothing_is_refused_before_anything_is_
         train.main(dataclasses.replace(config, run=RunConfig(dir=str(tmp_path / "run"))), "best")
     assert not (tmp_path / "run").exists()
     assert not recordings.config(tmp_path, holdout=0.1).evaluates_nothing
+
+
+@pytest.mark.parametrize(
+    ("env", "next_"),
+    [
+        (None, "next: chunkwise serve RUN"),
+        ("cube-single-v0", "next: chunkwise evaluate RUN, chunkwise serve RUN"),
+        ("my_env:Cart", "next: chunkwise evaluate RUN --env my_env:Cart, chunkwise serve RUN"),
+    ],
+)
+def test_the_end_names_only_what_the_run_can_do(
+    env: str | None, next_: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Without an environment `evaluate` is refused, and code is named again."""
+    monkeypatch.setattr(run_summary, "draw", lambda folder: folder)
+    monkeypatch.setattr(run_summary, "videos_of", lambda folder: [])
+    bare(config=SimpleNamespace(eval=SimpleNamespace(env=env)), folder="RUN").finish()
+    assert capsys.readouterr().out.splitlines()[-1] == next_

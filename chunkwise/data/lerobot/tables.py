@@ -184,7 +184,7 @@ def _read_file(meta: LeRobotMeta, file: str, columns: Sequence[str], rows: int) 
         if missing:
             raise DataError(f"no column {missing}; it has {parquet.schema_arrow.names}")
         if parquet.metadata.num_rows != rows:  # before reading: a small file can declare any number of rows
-            raise DataError(f"{parquet.metadata.num_rows} rows where meta/ says {rows}")
+            raise DataError(f"a table of {parquet.metadata.num_rows} rows where meta/ says {rows}")
         return read_columns(path, parquet, columns)
     except FileNotFoundError as error:
         raise DataError("no such file") from error

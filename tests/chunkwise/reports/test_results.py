@@ -81,3 +81,10 @@ def test_a_video_says_with_which_settings_it_was_made(tmp_path: Path):
     text = states.films(records, states.filmed(records, room=100))
     assert "a: succeeded after ? steps<" in text
     assert "b: succeeded after ? steps (hold 5)<" in text
+
+
+def test_parts_of_an_error_come_after_what_is_whole():
+    metrics = ["error_dim_0", "holdout/error_step_1", "holdout/error_step_10", "holdout/error", "step_error", "success"]
+    cells = {name: results.Cell(value=1.0) for name in metrics}
+    row = results.Row(run="a", policy="policy", step=1, episodes=None, cells=cells)
+    assert results.columns_of([row]) == ["success", *metrics[3:5], *metrics[:3]]

@@ -77,7 +77,13 @@ def test_a_metric_that_no_evaluation_has_is_named(tmp_path: Path):
         DataError, match=r"expected evaluations with policy/sucess, .* found \['policy/episodes', 'policy/"
     ):
         study_table.score(tmp_path / "run", study, "policy")
+    assert "set the study's policies, metric and best to what there is" in study_table.unmeasured(
+        tmp_path / "run", study
+    )
+    known = dataclasses.replace(study, metric="success", policies=("elsewhere", "policy"))
+    assert study_table.unmeasured(tmp_path / "run", known) == ""
     write_metrics(tmp_path / "none", {"step": 20, "split": "train", "loss": 1.0})
+    assert study_table.unmeasured(tmp_path / "none", study) == ""
     assert study_table.score(tmp_path / "none", study, "policy") is None
 
 

@@ -60,5 +60,7 @@ def test_a_full_disk_ends_all_processes_as_one_of_a_run_does(tmp_path: Path, mon
     divided = Divided(tmp_path)
     (tmp_path / "evaluations").write_text("no folder")
     monkeypatch.setattr(divided._division, "work", lambda part, stopping=None: part(lambda: False))
-    with pytest.raises(StorageError, match=r"cannot write .*evaluations/step_00000007.*: Not a directory. Last durable step: None"):
+    with pytest.raises(
+        StorageError, match=r"cannot write .*evaluations/step_00000007.*: Not a directory. Last durable step: None"
+    ):
         divided.at(7)(PARTS, lambda number: (np.zeros(2),))

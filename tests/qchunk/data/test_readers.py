@@ -394,6 +394,17 @@ def takes_nothing(path: Path) -> None:
     """A reader that finds an episode in no file."""
 
 
+def test_a_file_of_many_episodes_is_said_to_be_converted(tmp_path: Path):
+    for name, hint in (
+        ("low_dim.hdf5", rf"\. One file with .*: python -m qchunk.convert {tmp_path}/low_dim.hdf5 OUT"),
+        ("a.npz", "; set --data.format ogbench_npz"),
+        ("a.bin", ""),
+    ):
+        (tmp_path / name).touch()
+        with pytest.raises(DataError, match=rf"{name} is a file; data.format=aloha_hdf5 expects a folder .*{hint}$"):
+            source(tmp_path / name)
+
+
 def test_a_reader_that_declines_every_file_is_named(tmp_path: Path):
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("1\n")

@@ -169,7 +169,9 @@ def test_a_full_disk_is_told_with_the_last_step_that_is_saved(tmp_path: Path, mo
     (tmp_path / "replay/layout.json").unlink()
     (tmp_path / "replay").rename(tmp_path / "elsewhere")
     (tmp_path / "replay").write_text("no folder")
-    with pytest.raises(StorageError, match=r"cannot write .*replay/layout.json.*: Not a directory. Last durable step: 4\."):
+    with pytest.raises(
+        StorageError, match=r"cannot write .*replay/layout.json.*: Not a directory. Last durable step: 4\."
+    ):
         online_of(tmp_path).rewind(None)
 
 

@@ -125,6 +125,8 @@ def test_what_evaluation_asked_is_what_is_loaded_and_served(
     folder, answers = seeing if images else (tmp_path, trained(tmp_path, monkeypatch, images=False, **agent))
     policy = load_policy(folder / "run")
     assert (policy.step, policy.spec.actions.shape) == (6, (3, ACTION))
+    units = policy.spec.observation["state"].unit, policy.spec.actions.unit
+    assert units == ("as recorded in /observations/state", "as recorded in /action")
     acted = policy.infer(observation(3, images=images), seeds=SEEDS)
     np.testing.assert_array_equal(acted["actions"], answers[0])
     assert answers[0].std(axis=0).max() > 1e-3, "rows differ"
