@@ -117,13 +117,23 @@ NO_MATRICES = ("bias", "scale", "embedding", "position", "camera", "missing", "m
 
 
 def _matrices(params: Any) -> Any:
-    """Which axes of each weight form matrices, from what enters to what leaves; None where they form none."""
+    """Which axes of each weight form matrices, from what enters to what leaves; None where they form none.
+
+    The last two, with these exceptions: a convolution's neighbourhood enters as a whole (kernel: ... rows, columns,
+    channels, features), and flax's attention has its heads between the two (query, key, value: ... width, heads, size).
+    Each head is a matrix of its own, there and in the projections of openpi_ript/model/gemma.py.
+    """
 
     def axes(path: Any, leaf: Any) -> contrib.MuonDimensionNumbers | None:
-        name = str(getattr(path[-1], "key", ""))
+        above, name = ("", *(str(getattr(part, "key", "")) for part in path))[-2:]
+        last = leaf.ndim - 1
         if leaf.ndim < 2 or name.endswith(NO_MATRICES):
             return None
-        return contrib.MuonDimensionNumbers(reduction_axis=leaf.ndim - 2, output_axis=leaf.ndim - 1)
+        if name == "kernel" and leaf.ndim > 2 and above in ("query", "key", "value"):
+            return contrib.MuonDimensionNumbers(reduction_axis=last - 2, output_axis=last)
+        if name == "kernel" and leaf.ndim > 3 and above != "out":
+            return contrib.MuonDimensionNumbers(reduction_axis=(last - 3, last - 2, last - 1), output_axis=last)
+        return contrib.MuonDimensionNumbers(reduction_axis=last - 1, output_axis=last)
 
     return jax.tree.map_with_path(axes, params)
 
