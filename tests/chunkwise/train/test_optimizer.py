@@ -116,7 +116,7 @@ def test_muon_takes_a_head_and_a_neighbourhood_for_a_matrix():
     """Of two layers each: attention's maps are of 4 to 3 heads of 2 numbers and back, of a head for itself; a
     convolution of 2 x 1 places with 3 channels has matrices of 6 by 5."""
     config = OptimConfig(method="muon", learning_rate=0.01, beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.1)
-    shapes = {name: (2, 4, 3, 2) for name in ("query", "key", "value")} | {"out": (2, 3, 2, 4), "conv": (2, 2, 1, 3, 5)}
+    shapes = dict.fromkeys(("query", "key", "value"), (2, 4, 3, 2)) | {"out": (2, 3, 2, 4), "conv": (2, 2, 1, 3, 5)}
     rng = np.random.default_rng(1)
     start, gradient = ({name: rng.normal(size=shape) for name, shape in shapes.items()} for _ in range(2))
     params, given = ({n: {"kernel": jnp.asarray(x, jnp.float32)} for n, x in one.items()} for one in (start, gradient))
