@@ -15,7 +15,8 @@ from tests.openpi_ript.small_run import make_dataset, make_task, small_config, s
 compiled = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
-@pytest.mark.parametrize("guided", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("guided", [True, False])
 def test_parts_make_the_update_of_the_whole(guided: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small_config(make_dataset(tmp_path), tmp_path / "run")
     config = config if guided else supervised(config)

@@ -103,7 +103,11 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float
 
 @pytest.mark.parametrize(
     ("where", "step"),
-    [*(("batch", i) for i in (2, 7, 9, 12, 13, 17, 19)), *(("interact", i) for i in (7, 13, 19))],
+    [
+        *(("batch", i) for i in (7, 12, 17)),
+        *(pytest.param("batch", i, marks=pytest.mark.long) for i in (2, 9, 13, 19)),
+        *(("interact", i) for i in (7, 13, 19)),
+    ],
 )
 @pytest.mark.parametrize(("signalled", "error"), [(False, Crash), (True, PreemptedError)])
 def test_an_interrupted_interaction_ends_as_an_untouched_one(

@@ -88,7 +88,9 @@ def vit(**changes: Any) -> ModelConfig:
     return dataclasses.replace(VIT, vit=dataclasses.replace(VIT.vit, **changes))
 
 
-@pytest.mark.parametrize("policy", get_args(RematPolicy))
+@pytest.mark.parametrize(
+    "policy", [pytest.param(name, marks=pytest.mark.long if i else ()) for i, name in enumerate(get_args(RematPolicy))]
+)
 def test_blocks_computed_again_give_the_same_gradient(policy: RematPolicy):
     """Same weights by the same names."""
     found = []

@@ -84,6 +84,7 @@ def test_images_are_layer_4s_and_upright(config: EnvConfig):
     env.close()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("can_render")
 def test_fast_images_show_the_same():

@@ -125,6 +125,7 @@ def test_neither_branch_changes_the_other(policy: Any) -> None:
         assert abs(float(after[moved].value()) - float(before[moved].value())) > 1e-3
 
 
+@pytest.mark.long
 def test_unconditional_branch_is_the_none_label_and_never_the_negative_one(policy: Any) -> None:
     model, params = policy
     _, gradient = loss_and_gradient(model, params, GuidanceConfig())

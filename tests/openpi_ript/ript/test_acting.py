@@ -36,7 +36,14 @@ def batch(rng: np.random.Generator, rows: int) -> dict[str, object]:
     return {"state": rng.normal(size=(rows, 2)).astype(np.float32), "image": {}, "prompt": ["to the red disc"] * rows}
 
 
-@pytest.mark.parametrize(("images", "rows"), [(False, 1), (False, 4), (False, 7), (True, 4)])
+@pytest.mark.parametrize(
+    ("images", "rows"),
+    [
+        (False, 4),
+        (True, 4),
+        *(pytest.param(False, rows, marks=pytest.mark.long) for rows in (1, 7)),
+    ],
+)
 def test_a_row_does_not_depend_on_its_neighbours_nor_its_place(config: OpenpiRiptConfig, images: bool, rows: int):
     """The collector asks for whoever is ready, and fills up the rest."""
     cameras = {"base_0_rgb": "image"} if images else {}

@@ -434,7 +434,11 @@ def test_what_is_committed_and_rows_of_a_batch_are_the_robots_too() -> None:
 
 # websockets 17.1 deprecates the way in which openpi-client 0.1.0 connects.
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
-@pytest.mark.parametrize("case", [POLICIES[0], POLICIES[3], POLICIES[7]], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [POLICIES[3], *(pytest.param(POLICIES[i], marks=pytest.mark.long) for i in (0, 7))],
+    ids=lambda case: case.name,
+)
 def test_openpis_own_client_is_answered(case: Case) -> None:
     policy = make_policy(case)
     with running(policy) as port:

@@ -22,7 +22,9 @@ AGENTS: dict[str, Agent] = {
 }
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("qc", "dqc") else pytest.mark.long) for name in AGENTS]
+)
 def test_parts_make_the_update_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch):
     """The rows have 4, 4, 2, 3, 1 and 4 real steps: a mean of the parts' means would differ."""
     agent = AGENTS[name]

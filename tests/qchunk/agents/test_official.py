@@ -154,6 +154,11 @@ def shares(case: Case) -> tuple[float, float]:
     return float(valid[:, -1].mean()), float(valid.mean())
 
 
+def few(name: str, *long: str) -> Any:
+    """A case, which takes more time than it tells in a short run where it is one of `long`."""
+    return pytest.param(name, marks=pytest.mark.long if name in long else ())
+
+
 def assert_close(found: Any, expected: Any) -> None:
     """Trees to 1e-5."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
@@ -164,7 +169,7 @@ def assert_close(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [few(name, "qc.cut", "fql.whole") for name in CASES])
 def test_target_losses_and_gradients(name: str, inject: Any) -> None:
     case, agent = Case(name), agent_of(name)
     params, target = params_of(case, agent, "params")
@@ -205,7 +210,9 @@ def test_target_losses_and_gradients(name: str, inject: Any) -> None:
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.endswith("whole")])
+@pytest.mark.parametrize(
+    "name", [few(name, "qc.whole", "qc_min.whole", "fql.whole") for name in CASES if name.endswith("whole")]
+)
 def test_one_update(name: str, inject: Any) -> None:
     case, agent = Case(name), agent_of(name)
     params, target = params_of(case, agent, "params")
