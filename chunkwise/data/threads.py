@@ -24,10 +24,10 @@ def step_back() -> None:
     """Lowers the calling thread's priority for good, and that of the threads it starts, where threads have their own.
 
     It is counted from the main thread's: a process that was started with less priority may not take more, and a thread
-    that has stepped back already stays where it is. Linux alone gives each thread a niceness; elsewhere this would slow
-    the whole process, and nothing is done.
+    that has stepped back already stays where it is. The main thread keeps its own: its threads would start with less.
+    Linux alone gives each thread a niceness; elsewhere this would slow the whole process, and nothing is done.
     """
-    if sys.platform == "linux":
+    if sys.platform == "linux" and threading.current_thread() is not threading.main_thread():
         thread, lowest = threading.get_native_id(), 19
         wanted = min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + BACKGROUND_NICENESS, lowest)
         if wanted > os.getpriority(os.PRIO_PROCESS, thread):
