@@ -31,9 +31,10 @@ from chunkwise.data.problems import Problem, refuse
 from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.trust import require_own_files
+from chunkwise.printable import say
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import Recorded, features_of, outcome_columns, write_episode, write_meta
-from openpi_ript.envs.layer_4 import policy_state
+from openpi_ript.envs.layer_4 import IMAGES, policy_state
 from openpi_ript.envs.make import ALLOWED, code_of, make, require_own_code
 from openpi_ript.policies.saved import read_config
 from openpi_ript.ript.layer_4 import FOLDER, advantages_of, layer_4, save_layer_4
@@ -134,8 +135,17 @@ def convert(
         raise ConfigError(f"{run}: expected a run with env, found one that never acted")
     _adapter(config, allow_code)
     require_own_code(config.env, allow_code=allow_env == code_of(config.env))
+    if as_layer_4 and (missing := [name for name in IMAGES if name not in config.env.cameras.values()]):
+        raise ConfigError(
+            f"{run}: layer 4 holds the images {list(IMAGES)}, and env.cameras of the run has no {missing}; leave out "
+            "--layer-4, or train with both cameras"
+        )
     # Listed once: a run that goes on adds rollouts, which would give those of each process other numbers.
     names = [path.relative_to(run) for path in find_rollouts(run, first_step)]
+    if as_layer_4:
+        labels = advantages_of([run / name for name in names], config.rollout)
+        if cut := labels.count(None):
+            say(f"{cut} of {len(names)} rollouts are of groups that are not there whole: no advantage, and no layer 4")
     if fps is None:
         world = make(dataclasses.replace(config.env, initial_states=""), allow_code=allow_env == code_of(config.env))
         fps = world.fps
@@ -213,7 +223,7 @@ class _Conversion:
         episode = self._recorded(unit, group)
         features = features_of(episode, {})
         stats = write_episode(folder, episode, features, fps=self._fps, index=index, start=start, task=task)
-        if self._labels:
+        if self._labels and self._labels[unit] is not None:
             self._write_layer_4(unit, folder / FOLDER / f"episode_{index:06d}.npz")
         length = len(next(iter(episode.columns.values())))
         row = {"episode_index": index, "tasks": [episode.task], "length": length}
@@ -235,10 +245,7 @@ class _Conversion:
 
     def _write_layer_4(self, unit: int, path: Path) -> None:
         data, label = self._config.data, self._labels[unit]
-        if label is None:
-            raise DataError(
-                f"{self._paths[unit]}: expected an outcome when the conversion began, found none that is read"
-            )
+        assert label is not None
         advantage, optimality = label
         rollout, size = load(self._paths[unit]), data.image_size
         save_layer_4(

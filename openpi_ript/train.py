@@ -48,6 +48,10 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
     if not config.run.resume:  # a run of before may have been begun so
         _require_read(config)
     _require_image_of_each(config)
+    if config.env is not None:
+        from openpi_ript.envs.make import tasks_of  # as in `_make_task`
+
+        tasks_of(config.env)  # a task without a prompt, before demonstrations are recorded
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _require_fit(config))

@@ -143,6 +143,7 @@ def save_pytorch(params: Mapping[str, Any], file: str | Path, flavour: Flavour) 
 
     whole = int8.whole(dict(params), np.float32)
     tensors = to_pytorch({name: np.asarray(leaf) for name, leaf in by_path(whole).items()}, flavour)
+    make_folders(Path(file).parent)
     with scratch_file(Path(file)) as scratch:
         scratch.touch()
         mode = scratch.stat().st_mode

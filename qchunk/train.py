@@ -38,6 +38,8 @@ from qchunk.config import QChunkConfig
 from qchunk.data import reach, stream
 from qchunk.data.dataset import load_episode, norm_stats_of
 from qchunk.data.holdout import open_measured
+from qchunk.data.readers.aloha import AlohaSource
+from qchunk.data.readers.aloha_images import COLOUR
 from qchunk.envs import run_summary, simulators
 from qchunk.evaluate import Policy, evaluate, view_of, write_video
 from qchunk.online.phase import Online
@@ -321,7 +323,24 @@ def _judge(config: QChunkConfig, run: Path, dataset: data.Dataset) -> None:
     if config.run.resume and not list_saves(run):
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=False))
     require_fit(config, dataset)
+    _say(_rendered(config, dataset))
     _say(reach.judge(config, dataset))
+
+
+def _rendered(config: QChunkConfig, dataset: data.Dataset) -> tuple[str, ...]:
+    """What is said where environments render images of another size than was recorded."""
+    acts = config.eval.env is not None or config.online is not None
+    if not acts or not dataset.cameras or not isinstance(dataset.source, AlohaSource):
+        return ()
+    images = dataset.source.images_of[0]
+    sizes = {(images[f"{COLOUR}/{name}"].height, images[f"{COLOUR}/{name}"].width) for name in dataset.cameras}
+    if config.eval.render_size in sizes:
+        return ()
+    (height, width), rendered = min(sizes), " x ".join(map(str, config.eval.render_size))
+    return (
+        f"cameras were recorded at {height} x {width}, and environments render them at eval.render_size {rendered}, so "
+        f"that a policy sees other pixels there; --eval.render-size {height} {width} renders what was recorded",
+    )
 
 
 def _say(notes: tuple[str, ...]) -> None:

@@ -82,6 +82,11 @@ class Execution:
         Raises:
           ConfigError: A chunk is too short: it has to last until the next one is there, and one is computed at a time.
         """
+        if self.execute is None and self.how == "open_loop" and 2 * self.delay > horizon:
+            raise ConfigError(
+                f"--delay is {self.delay}; expected at most {horizon // 2}, half of the {horizon} actions of a chunk, "
+                "since one is computed at a time and the next begins where its delay ends"
+            )
         if self.execute is not None:
             steps = self.execute
         else:

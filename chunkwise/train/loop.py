@@ -213,10 +213,8 @@ class _Run:
     def _save_alone(self) -> NoReturn:
         """Ends the run in the place of the main thread, called by another while that one does not answer."""
         if processes.is_multiprocess():
-            said = (
-                f"process {jax.process_index()}: asked to stop in the middle of a step, which cannot be saved without"
-            )
-            raise PeerError(f"{said} the others. Start all again with --run.resume, which goes on from the last save")
+            said = f"process {jax.process_index()}: asked to stop in the middle of a step, which none can save alone"
+            raise PeerError(f"{said}. Start all again with --run.resume, which goes on from the last save")
         self._save_and_stop()
 
     def _restore(self) -> None:

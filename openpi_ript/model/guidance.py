@@ -92,7 +92,8 @@ def guided_loss(
       params: Its weights.
       observation: Of the chunk's first step.
       actions: Normalised, padded with zeros to action_dim.
-      action_is_pad: True past the episode's end; such steps have no part in loss and gradient.
+      action_is_pad: True past the episode's end; the error of such steps has no part in the loss. The others attend to
+        them, as to the steps of a whole chunk: they hold the last action again.
       label: Values of `Optimality`, from the raw advantage.
       advantage: Processed advantage, at least 0 (see `make_branches`).
       config: Which branches, and their weights.

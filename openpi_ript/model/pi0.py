@@ -332,7 +332,8 @@ def flow_loss(
     Args:
       observation: Of the chunk's first step.
       actions: Normalised, padded with zeros to action_dim.
-      action_is_pad: True past the episode's end; such steps have no part in loss and gradient.
+      action_is_pad: True past the episode's end; the error of such steps has no part in the loss. The others attend to
+        them, as to the steps of a whole chunk: they hold the last action again.
       key: For noise and time.
     """
     context = encode(model, params, observation)

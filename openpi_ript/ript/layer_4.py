@@ -16,6 +16,7 @@ from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.npz import read_npz
+from openpi_ript.config.experiment import Optimality
 from openpi_ript.config.rollouts import RolloutConfig
 from openpi_ript.data.batch import EpisodeRecord, Observation
 from openpi_ript.envs.layer_4 import IMAGES, LAYER_4
@@ -68,11 +69,12 @@ def layer_4(
 
 
 def advantages_of(paths: Sequence[Path], config: RolloutConfig | None) -> list[tuple[float, int] | None]:
-    """Returns the processed advantage of each rollout and its label; None for one whose outcome cannot be read, without
-    which its group is compared.
+    """Returns the processed advantage of each rollout and its label; None for one of a group that is not there whole,
+    as of a round that was cut off, or with a file that cannot be read: such a group is not trained on.
 
-    The advantage is leave-one-out among the rollouts of the same round and initial state, and shaped over those of the
-    round; with the objective ppo it is left as it is. A group that ended alike has 0, and the label none.
+    The advantage is leave-one-out among the rollouts of the same round and initial state, and shaped, as in training,
+    over those groups of the round that hold both outcomes; with the objective ppo it is left as it is. A group that
+    ended alike has 0, and the label none.
 
     Args:
       paths: Files of a run's rollouts.
@@ -87,13 +89,19 @@ def advantages_of(paths: Sequence[Path], config: RolloutConfig | None) -> list[t
     found: dict[Path, tuple[float, int]] = {}
     kind = "ppo" if config.objective == "ppo" else "guided"
     for folder in dict.fromkeys(path.parent for path in outcomes):
-        round_of = [path for path in outcomes if path.parent == folder]
-        states = [path.stem.rpartition("-")[0] for path in round_of]
-        group = np.array([states.index(state) for state in states], np.int64)
-        success = np.array([outcomes[path] for path in round_of], np.float64)
-        labels = labels_of(success, group, config, objective=kind)
-        told = zip(round_of, labels.weight.tolist(), labels.optimality.tolist(), strict=True)
-        found |= {path: (weight, optimality) for path, weight, optimality in told}
+        groups: dict[str, list[Path]] = {}
+        for path in outcomes:
+            if path.parent == folder:
+                groups.setdefault(path.stem.rpartition("-")[0], []).append(path)
+        whole = [group for group in groups.values() if len(group) == config.size]
+        mixed = [group for group in whole if len({outcomes[path] for path in group}) == 2]
+        found |= {path: (0.0, int(Optimality.NONE)) for group in whole for path in group}
+        if mixed:
+            round_of = [path for group in mixed for path in group]
+            success = np.array([outcomes[path] for path in round_of], np.float64)
+            labels = labels_of(success, np.repeat(np.arange(len(mixed)), config.size), config, objective=kind)
+            told = zip(round_of, labels.weight.tolist(), labels.optimality.tolist(), strict=True)
+            found |= {path: (weight, optimality) for path, weight, optimality in told}
     return [found.get(path) for path in paths]
 
 

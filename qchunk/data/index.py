@@ -30,7 +30,7 @@ from qchunk.data.readers.report import EpisodeReport, GoodEpisodes, from_json
 from qchunk.data.relabel import single_task
 from qchunk.data.selection import Selection, select
 
-INDEX_VERSION = 7
+INDEX_VERSION = 8
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -78,7 +78,7 @@ def make_source(selection: Selection, data: DataConfig, files: Files) -> Episode
     if data.format == "lerobot":
         return lerobot.LeRobotSource(good, success_reward=success)
     if data.format == "ogbench_npz":
-        return ogbench.OgbenchSource(good, task=task)
+        return ogbench.OgbenchSource(good, task=task, success_reward=success)
     return aloha.AlohaSource(good, task=task, base_action=data.base_action, success_reward=success)
 
 
@@ -87,6 +87,9 @@ def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) ->
     all_by = f"python -m qchunk.inspect {data.path} --json"
     if data.on_bad == "refuse":
         hint = "Repair or remove these files, or set --data.on-bad skip to leave out up to 1 % of the episodes."
+        raise refuse(selection.problems, hint, all_by=all_by)
+    if data.format == "ogbench_npz" and (uncut := [name for name in selection.bad if "#" not in name]):
+        hint = f"{', '.join(uncut[:3])}: cannot be cut into episodes, which alone data.on_bad=skip leaves out."
         raise refuse(selection.problems, hint, all_by=all_by)
     if len(selection.bad) > MAX_SKIPPED * total:
         hint = f"{len(selection.bad)} of {total} episodes are bad; data.on_bad=skip leaves out at most 1 %."

@@ -84,7 +84,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
     for report in taken:
         problems[report.id] += _misspelt_score(report, data)
     whole = [report for report in taken if not problems[report.id]]
-    from_files = data.format in ("aloha_hdf5", "lerobot") and data.task is None
+    from_files = data.format in ("aloha_hdf5", "lerobot", "ogbench_npz") and data.task is None
     if from_files and data.missing_reward == "label":
         for problem in convention_problems(whole):
             problems[problem.file].append(problem)
@@ -97,6 +97,8 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
     labels = [label is not False for label, ok in zip(positives, good, strict=True) if ok]
     if from_files and left and all(report.rewards is None for report in left) and not any(labels):
         notes.append(_no_positive(data))
+    if from_files and left and data.format == "ogbench_npz" and all(report.rewards is None for report in left):
+        notes.append("no rewards: each episode earns 1 at its last frame, and ends there; data.task computes a task's")
     success = success_reward(left) if from_files else None
     notes += _ends(left, success) if from_files else []
     return Selection(
@@ -152,8 +154,8 @@ def _ends(reports: Sequence[EpisodeReport], success: float | None) -> list[str]:
         return []
     ended = sum(rewards.high == success for rewards in cut)
     return [
-        f"{len(cut)} episode(s) without /terminated: {ended} end with the reward of success, {success:g}, and count as "
-        f"terminated there; {len(cut) - ended} were cut off by time"
+        f"{len(cut)} episode(s) that do not say where they terminated: {ended} end with the reward of success, "
+        f"{success:g}, and count as terminated there; {len(cut) - ended} were cut off by time"
     ]
 
 
@@ -170,9 +172,12 @@ def _common_widths(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[s
     return {name: count.most_common(1)[0][0] for name, count in counts.items() if count}
 
 
+_OGBENCH = ogbench.KEYS | {"qpos": ogbench.KEYS["state"]}  # the files' own qpos is the simulator's
+
+
 def name_in_file(name: str, data: DataConfig) -> str:
     """Name of an array as the dataset's files have it; a reader of one's own gives it under the short one."""
-    formats = {"aloha_hdf5": aloha.DATASETS, "lerobot": lerobot.KEYS, "ogbench_npz": ogbench.KEYS}
+    formats = {"aloha_hdf5": aloha.DATASETS, "lerobot": lerobot.KEYS, "ogbench_npz": _OGBENCH}
     return formats.get(data.format, {}).get(name, name)
 
 

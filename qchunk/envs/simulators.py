@@ -115,6 +115,13 @@ def require_widths(
         raise ConfigError(f"{field} is {name!r}, which shows {sorted(observed)}; expected {key}, as data.observation")
     shown = np.size(observed[key])
     if (shown, taken) != (width, action):
+        there = {name: np.size(observed[name]) for name in ("state", "qpos") if name in observed}
+        others = [name for name, size in there.items() if size == width]
+        if others and taken == action:
+            raise ConfigError(
+                f"{field} is {name!r}, which shows {key} of width {shown}; expected {width}, as data.observation {key} "
+                f"has in data.path {path}. Its {others[0]} has that: set --data.observation {others[0]}"
+            )
         raise ConfigError(
             f"{field} is {name!r}, which shows {key} of width {shown} and takes actions of width {taken}; expected the "
             f"widths of the dataset in data.path {path}, found {key} {width} and action {action} there. Set {field} to "

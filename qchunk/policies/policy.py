@@ -203,7 +203,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         """Raises ConfigError if chunks cannot be completed from actions: the policy makes one in a single step."""
         if self._completing is None:
             raise ConfigError(
-                f"--how realtime: agent.policy is {self.config.agent.policy}, which makes a chunk in a single step; "
+                f"--how realtime: agent.policy is {self.config.agent.policy}, whose chunks cannot be completed here; "
                 "expected one that samples by the steps of a flow (best_of_n). Choose open_loop, every or ensemble"
             )
 

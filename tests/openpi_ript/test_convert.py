@@ -15,7 +15,7 @@ from chunkwise.data import convert as driver
 from chunkwise.data.convert import Jobs
 from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.envs.rollout import load, save
-from chunkwise.errors import DataError
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.train.run_dir import RunFolder
 from openpi_ript import convert
 from openpi_ript.config.experiment import (
@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     robot = RobotConfig(state_dim=2, target_state_dim=4, action_dim=3)
     data = DataConfig(path=str(root), robot=robot, cameras=CAMERAS, horizon=8, image_size=(28, 28))
     acting: dict[str, Any] = {"env": point(cameras=SHOWN), "eval": EvalConfig(), "guidance": None}
-    acting["rollout"] = RolloutConfig(start=0, updates=1, groups=1, max_groups=1, objective="rejection")
+    acting["rollout"] = RolloutConfig(start=0, updates=1, groups=1, max_groups=1, size=3, objective="rejection")
     config = small_config(root, folder / "run", data=data, model=toy("pi0"), **acting)
     with RunFolder(config, "test"):
         pass
@@ -164,7 +164,38 @@ def test_a_bad_rollout_is_left_out_of_layer_4_too(run: Path, tmp_path: Path, mon
     convert.convert(tmp_path / "run", tmp_path / "out", fps=7, as_layer_4=True, jobs=jobs)
     labels = [load_layer_4(path)["optimality"] for path in sorted((tmp_path / "out/layer_4").iterdir())]
     good, bad = Optimality.POSITIVE, Optimality.NEGATIVE
-    assert labels == [good, bad, bad, good, bad], "of the second group one success and one failure are left"
+    assert labels == [good, bad, bad], "the second group is not whole, and has no advantages"
+    assert len(read_meta(tmp_path / "out").episodes) == 5
+
+
+def test_only_whole_groups_have_advantages_and_those_that_ended_alike_none(run: Path, tmp_path: Path, capsys: Any):
+    """In one round: the group of before, one of three successes, and one that a stop left with two of three."""
+    shutil.copytree(run, tmp_path / "run")
+    for state, successes in ((6, (True, True, True)), (7, (True, False))):
+        for k, success in enumerate(successes):
+            path = tmp_path / f"run/rollouts/step_00000004-abc/state_{state:05d}-{k:02d}.npz"
+            save(path, make_rollout(2, success=success, seed=1000 + state, init_hash=f"{state:016x}"))
+    assert convert.main([str(tmp_path / "run"), str(tmp_path / "out"), "--layer-4"]) == 0
+    assert "2 of 11 rollouts are of groups that are not there whole" in capsys.readouterr().out
+    assert len(read_meta(tmp_path / "out").episodes) == 11
+    found = [load_layer_4(path) for path in sorted((tmp_path / "out/layer_4").iterdir())]
+    softened = np.log1p(np.exp(np.sqrt(2) * np.array([1, -0.5, -0.5])))  # as without the other two groups
+    expected = [*softened, 0, 0, 0, *np.log1p(np.exp(np.sqrt(2) * np.array([0.5, 0.5, -1])))]
+    np.testing.assert_allclose([episode["total_reward"] for episode in found], expected, atol=1e-6)
+    assert [episode["optimality"] for episode in found[3:6]] == [Optimality.NONE] * 3
+
+
+def test_layer_4_of_a_run_without_its_cameras_is_refused_before_anything_is_made(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = convert.read_config(run)
+    assert config.env is not None
+    blind = dataclasses.replace(config.env, cameras={"base_0_rgb": "agentview_image"})
+    shown = dataclasses.replace(config.data, cameras={"base_0_rgb": CAMERAS["base_0_rgb"]})
+    monkeypatch.setattr(convert, "read_config", lambda folder: dataclasses.replace(config, env=blind, data=shown))
+    with pytest.raises(ConfigError, match=r"env.cameras of the run has no \['robot0_eye_in_hand_image'\]"):
+        convert.convert(run, tmp_path / "out", as_layer_4=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_outcomes_that_the_config_does_not_read_are_no_columns(run: Path):

@@ -39,6 +39,7 @@ from tests.openpi_ript.small_run import (
     supervised,
 )
 from tests.openpi_ript.toy_policy import compiled, make_model, random_params, save_safetensors
+from tests.openpi_ript.toy_rollouts import point
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +201,13 @@ def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_
     missing = make_task(small_config(root, tmp_path, weights=str(tmp_path / "nothing")))
     with pytest.raises(DataError, match="expected an openpi checkpoint"):
         missing.load(missing.init(jax.random.key(0)))
+
+
+def test_a_task_without_words_is_refused_before_anything_is_made(root: Path, tmp_path: Path):
+    config = small_config(root, tmp_path / "run", env=point(prompt=""))
+    with pytest.raises(ConfigError, match=r"point red: its suite does not say it in words; expected env.prompt or"):
+        main(config, "test")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):

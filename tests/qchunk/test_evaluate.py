@@ -180,7 +180,7 @@ def test_a_policy_is_late_and_is_told_what_runs_meanwhile(countdowns: list[Count
     made = [round(1000 * action[1]) for env in countdowns for seed, action in env.log if seed == 101]
     assert made == [0, 0, 0, 2, 2, 4, 4, 6, 6], "three of the first chunk, then two of each"
     assert [row for _, row in rows] == [([], []), *(([t / 1000], [1.0]) for t in (0, 2, 4, 6))]
-    with pytest.raises(ConfigError, match="--delay is 2 and an inference begins every 1 steps"):
+    with pytest.raises(ConfigError, match="--delay is 2; expected at most 1, half of the 3 actions of a chunk"):
         evaluate.evaluate(policy, TASK, **settings, execution=Execution(delay=2))
 
 
@@ -282,6 +282,12 @@ def test_widths_of_dataset_and_environment(name: str, observation: tuple[str, in
 def test_an_environment_is_of_the_task_whose_rewards_are_learnt_from(name: str, task: str | None, taken: bool) -> None:
     with contextlib.nullcontext() if taken else pytest.raises(ConfigError, match=f"^data.task is '{task}', .*{name}"):
         simulators.require_task("eval.env", name, task)
+
+
+def test_another_array_of_the_environment_that_has_the_datasets_width_is_named() -> None:
+    """OGBench's observations are what its environments show as `state`; `qpos` there is another array."""
+    with pytest.raises(ConfigError, match=r"qpos of width 7; expected 28, .*\. Its state .* --data.observation state$"):
+        simulators.require_widths("eval.env", TASK, "d", observation=("qpos", 28), action=5)
 
 
 def test_all_arrays_that_the_online_phase_keeps_are_compared_before_the_first_update() -> None:
@@ -460,9 +466,9 @@ def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: py
     assert found.settings == {"how": "ensemble", "delay": 1, "max_steps": 5, "episodes": 1}
     capsys.readouterr()
     for flags, message in [
-        (["--how", "realtime"], "--how realtime: agent.policy is distill, which makes a chunk in a single step"),
+        (["--how", "realtime"], "--how realtime: agent.policy is distill, whose chunks cannot be completed here"),
         (["--how", "every"], "--how every: expected the number of steps in --execute N, found none"),
-        (["--delay", "3"], "--delay is 3 and an inference begins every 2 steps"),
+        (["--delay", "3"], "--delay is 3; expected at most 2, half of the 5 actions of a chunk"),
         (["--delay", "-1"], "--delay is -1; expected a number of steps, 0 or above"),
     ]:
         assert evaluate.main([str(run), *short, *flags]) == 64

@@ -17,10 +17,11 @@ from chunkwise.envs.evaluate import Evaluation
 from chunkwise.errors import ConfigError
 from qchunk import evaluate as evaluation
 from qchunk import train
+from qchunk.config import EvalConfig
 from qchunk.envs import run_summary, simulators
 from qchunk.train import QChunkTask
 from tests.chunkwise.distributed.test_processes import run_two
-from tests.qchunk import recordings
+from tests.qchunk import image_recordings, recordings
 
 
 def bare(**fields: Any) -> QChunkTask:
@@ -187,3 +188,20 @@ def test_the_end_names_only_what_the_run_can_do(
     monkeypatch.setattr(run_summary, "videos_of", lambda folder: [])
     bare(config=SimpleNamespace(eval=SimpleNamespace(env=env)), folder="RUN").finish()
     assert capsys.readouterr().out.splitlines()[-1] == next_
+
+
+def test_images_of_another_size_than_recorded_are_said(tmp_path: Path):
+    root = image_recordings.dataset(tmp_path / "data", lengths=(5,))
+    cameras = image_recordings.CAMERAS[:1]
+    config = recordings.config(root, cameras=cameras, image_size=(6, 8), action_norm="min_max")
+    dataset = train.data.open_dataset(config)
+    shown = dataset.source.images_of[0][f"/observations/images/{cameras[0]}"]  # pyright: ignore
+    size = (shown.height, shown.width)
+
+    def said(**settings: Any) -> tuple[str, ...]:
+        return train._rendered(dataclasses.replace(config, eval=EvalConfig(**settings)), dataset)
+
+    (note,) = said(env="aloha-transfer-cube")
+    assert f"recorded at {size[0]} x {size[1]}, and environments render them at eval.render_size 480 x 640" in note
+    assert f"--eval.render-size {size[0]} {size[1]} renders" in note
+    assert said(env="aloha-transfer-cube", render_size=size) == said(env=None) == ()

@@ -13,7 +13,7 @@ import numpy as np
 
 from chunkwise.data.episodes import Episode
 from chunkwise.data.problems import Problem
-from chunkwise.errors import DataError
+from chunkwise.errors import DataError, one_line
 from chunkwise.files.npz import read_npz
 from chunkwise.printable import printable
 from qchunk.data.readers.report import (
@@ -23,6 +23,7 @@ from qchunk.data.readers.report import (
     beyond_float32_as_inf,
     check_finite,
     check_lengths,
+    report_rewards,
 )
 from qchunk.data.relabel import SingleTask, labelled_outcome
 
@@ -77,7 +78,7 @@ def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
     try:
         arrays, problems = read_arrays(path)
     except UNREADABLE as error:
-        found = str(error).removeprefix(printable(f"{path}: "))
+        found = one_line(error).removeprefix(printable(f"{path}: ")).removeprefix("expected a whole .npz file, found ")
         problem = Problem(file=path.name, expected="a whole .npz file", found=found)
         return [EpisodeReport(**file, id=path.name, content_hash="", problems=(problem,))]
     problems += _whole_file_problems(path.name, arrays)
@@ -97,6 +98,9 @@ def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
                 length=len(action),
                 dims={key: x.shape[1] for key, x in episode.items() if x.ndim == 2},
                 total_reward=float(episode["reward"].sum()) if "reward" in episode else None,
+                rewards=report_rewards(episode["reward"], terminated="mask" in episode)
+                if len(episode.get("reward", ()))
+                else None,
                 action_low=tuple(action.min(0).tolist()) if len(action) else (),
                 action_high=tuple(action.max(0).tolist()) if len(action) else (),
                 problems=tuple(found),
@@ -196,12 +200,13 @@ class OgbenchSource(IndexedEpisodes):
     `qpos` of an episode is the observation itself: the file's own qpos is the simulator's, of the whole scene.
     """
 
-    def __init__(self, good: GoodEpisodes, *, task: SingleTask | None) -> None:
+    def __init__(self, good: GoodEpisodes, *, task: SingleTask | None, success_reward: float | None = None) -> None:
         """Takes episodes that were found good, and reads the first file.
 
         Args:
           good: By the reports of `examine`.
           task: Replaces the files' reward and termination; None keeps them.
+          success_reward: Ends an episode of a file without masks; None: none does.
 
         Raises:
           DataError: The file is no longer what was indexed.
@@ -210,7 +215,7 @@ class OgbenchSource(IndexedEpisodes):
         width = first.dims["state"]
         actions = first.dims["action"] if good.action == "action" else width
         super().__init__(good, {"qpos": width, "state": width, "action": actions})
-        self._task = task
+        self._task, self._success_reward = task, success_reward
         self._kept: dict[str, tuple[dict[str, np.ndarray], list[tuple[int, int]]]] = {}  # the one used last is last
         self._lock = threading.Lock()  # pools load in a thread of their own
         self._file(first.path)
@@ -238,7 +243,9 @@ class OgbenchSource(IndexedEpisodes):
             reward, terminated = self._task.relabel(arrays["sim_qpos"], arrays.get("button_states"))
         else:
             terminated = arrays["mask"] == 0 if "mask" in arrays else None
-            reward, terminated = labelled_outcome(arrays.get("reward"), terminated, length, positive)
+            reward, terminated = labelled_outcome(
+                arrays.get("reward"), terminated, length, positive, self._success_reward
+            )
         return Episode(
             id=report.id,
             states={"qpos": arrays["state"], "state": arrays["state"]},

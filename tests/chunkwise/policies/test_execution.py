@@ -213,7 +213,7 @@ def test_settings_that_contradict_one_another(settings: Any, message: str) -> No
         ({"how": "every", "execute": 7}, 6, "--execute is 7; a chunk of this policy has 6 actions"),
         ({"how": "every", "execute": 5, "delay": 2}, 6, "within the 6 actions"),
         ({"how": "realtime", "execute": 1, "delay": 2}, 6, "at least 2, since one is computed at a time"),
-        ({"delay": 4}, 6, "expected at least 4, since one"),
+        ({"delay": 4}, 6, "--delay is 4; expected at most 3, half of the 6 actions"),
         ({"how": "ensemble", "delay": 4}, 6, "every 4 steps; expected both together within the 6"),
     ],
 )

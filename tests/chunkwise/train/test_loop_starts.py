@@ -122,7 +122,7 @@ def test_a_run_whose_data_never_come_is_saved_in_their_place(monkeypatch: pytest
         run._save_alone()
     assert done == ["hurry", "saved"]
     monkeypatch.setattr(processes, "is_multiprocess", lambda: True)
-    with pytest.raises(PeerError, match=r"cannot be saved without the others. Start all again"):
+    with pytest.raises(PeerError, match=r"which none can save alone. Start all again"):
         run._save_alone()
     assert done == ["hurry", "saved"]
 

@@ -58,7 +58,7 @@ def test_the_reward_of_success_ends_an_episode_that_says_nothing_else(
     notes = index.open_source(DataConfig(path=str(root)))[1]
     assert bool(notes) == any(expected)
     if any(expected):
-        assert "2 episode(s) without /terminated: 1 end with the reward of success" in notes[0]
+        assert "2 episode(s) that do not say where they terminated: 1 end with the reward of success" in notes[0]
         assert "1 were cut off by time" in notes[0]
 
 

@@ -163,3 +163,47 @@ def test_pickles_are_never_loaded(tmp_path: Path):
     content["actions"] = np.array([{}] * 13, dtype=object)
     np.savez(tmp_path / "a.npz", **content)  # pyright: ignore[reportArgumentType]
     assert "actions: expected numbers or text, found dtype object" in refused(tmp_path / "a.npz", format="ogbench_npz")
+
+
+def rewarded(file: Path, *rewards: list[float], masks: bool = False) -> None:
+    """An episode for each list, of as many steps, with the last row that OGBench adds."""
+    lengths = tuple(len(one) + 1 for one in rewards)
+    reward = np.array([value for one in rewards for value in [*one, one[-1]]], np.float32)
+    more = {"masks": np.ones(len(reward), np.float32)} if masks else {}
+    write_npz(file, lengths=lengths, rewards=reward, **more)
+
+
+def test_without_masks_the_reward_of_success_ends_an_episode(tmp_path: Path):
+    rewarded(tmp_path / "a.npz", [-1, -1, 0], [-1, -1, -1])
+    found, notes = index.open_source(DataConfig(path=str(tmp_path / "a.npz"), format="ogbench_npz"))
+    assert [found.load(i).terminated.tolist() for i in (0, 1)] == [[False, False, True], [False] * 3]
+    assert any("1 end with the reward of success, 0, " in note for note in notes)
+    rewarded(tmp_path / "b.npz", [-1, -1, 0], masks=True)
+    assert not source(tmp_path / "b.npz", format="ogbench_npz").load(0).terminated.any(), "as its masks say"
+
+
+def test_files_of_two_conventions_are_refused(tmp_path: Path):
+    rewarded(tmp_path / "a.npz", [-1, -1, 0], [-1, -1, 0])
+    rewarded(tmp_path / "b.npz", [0, 0, 1])
+    assert "b.npz#0: /reward: expected one convention in all files" in refused(tmp_path, format="ogbench_npz")
+    write_npz(tmp_path / "b.npz", lengths=(4,))
+    assert "b.npz#0: /reward: expected one convention in all files" in refused(tmp_path, format="ogbench_npz")
+
+
+def test_rewards_that_are_made_up_are_said(tmp_path: Path):
+    write_npz(tmp_path / "a.npz", lengths=(4,))
+    notes = index.open_source(DataConfig(path=str(tmp_path), format="ogbench_npz"))[1]
+    assert any("each episode earns 1 at its last frame, and ends there" in note for note in notes)
+
+
+def test_a_file_that_holds_no_episode_is_none_of_the_hundred_that_may_be_left_out(tmp_path: Path):
+    """It may have held most of the data."""
+    write_npz(tmp_path / "a.npz", lengths=(3,) * 150)
+    content = write_npz(tmp_path / "b.npz", lengths=(3,) * 150)
+    content["actions"][7] = np.nan
+    np.savez(tmp_path / "b.npz", **content)  # pyright: ignore[reportArgumentType]
+    assert len(source(tmp_path, format="ogbench_npz", on_bad="skip")) == 299, "one episode of 300"
+    (tmp_path / "b.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:2000])
+    text = refused(tmp_path, format="ogbench_npz", on_bad="skip")
+    assert "b.npz: cannot be cut into episodes, which alone data.on_bad=skip leaves out" in text
+    assert text.count("expected a whole .npz file") == 1
