@@ -19,7 +19,7 @@ from chunkwise.errors import ConfigError, DataError, PreemptedError
 from chunkwise.train import rngs
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
-from openpi_ript.config.experiment import OpenpiRiptConfig, toy
+from openpi_ript.config.experiment import EvalConfig, OpenpiRiptConfig, toy
 from openpi_ript.data.dataset import open_data
 from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import only_where, trainable
@@ -204,7 +204,8 @@ def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_
 
 
 def test_a_task_without_words_is_refused_before_anything_is_made(root: Path, tmp_path: Path):
-    config = small_config(root, tmp_path / "run", env=point(prompt=""))
+    shown = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
+    config = small_config(root, tmp_path / "run", env=point(prompt="", cameras=shown), eval=EvalConfig())
     with pytest.raises(ConfigError, match=r"point red: its suite does not say it in words; expected env.prompt or"):
         main(config, "test")
     assert not (tmp_path / "run").exists()
