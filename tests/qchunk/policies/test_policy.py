@@ -313,7 +313,9 @@ def test_chunks_are_completed_from_what_is_committed(tmp_path: Path, monkeypatch
 
 
 def test_a_policy_of_one_step_completes_nothing(loaded: QChunkPolicy):
-    with pytest.raises(ConfigError, match=r"--how realtime: agent\.policy is distill, whose chunks cannot be completed here"):
+    with pytest.raises(
+        ConfigError, match=r"--how realtime: agent\.policy is distill, whose chunks cannot be completed here"
+    ):
         loaded.infer(observation(), committed=NOTHING)
     cloning = QChunkPolicy(
         loaded.agent,
