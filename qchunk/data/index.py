@@ -95,6 +95,13 @@ def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) ->
         hint = f"{len(selection.bad)} of {total} episodes are bad; data.on_bad=skip leaves out at most 1 %."
         raise refuse(selection.problems, hint, all_by=all_by)
     notes.append(f"skipped {len(selection.bad)} bad episode(s) of {total} (data.on_bad=skip):")
+    for folder in sorted(data.mixture):
+        bad, good = (
+            sum(name.startswith(f"{folder}/") for name in names)
+            for names in (selection.bad, [report.id for report in selection.reports])
+        )
+        if bad > MAX_SKIPPED * (bad + good):
+            notes.append(f"  {bad} of the {bad + good} of {folder}, whose weight the other {good} bear alone")
     notes.extend(f"  {line}" for line in list_problems(selection.problems, all_by=all_by))
 
 

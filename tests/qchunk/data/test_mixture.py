@@ -243,3 +243,15 @@ def test_mixtures_that_make_no_sense(given: dict[str, float], message: str):
         config(Path("set"), mixture=given)
     with pytest.raises(ValueError, match="is one dataset"):
         config(Path("set"), mixture=WEIGHTS, format="lerobot")
+
+
+def test_a_folder_that_lost_more_than_one_in_a_hundred_is_told(tmp_path: Path):
+    """One of 110 is left out, which is one of three of its folder."""
+    for number in range(107):
+        write(tmp_path / f"near/episode_{number}.hdf5", arrays(2, number), success=True)
+    for number in range(3):
+        write(tmp_path / f"out/away/episode_{number}.hdf5", arrays(2, number), success=True)
+    (tmp_path / "out/away/episode_1.hdf5").write_bytes(b"torn")
+    notes = open_dataset(config(tmp_path, mixture=WEIGHTS, on_bad="skip")).notes
+    assert "  1 of the 3 of out/away, whose weight the other 2 bear alone" in notes
+    assert not any("of near" in note for note in notes)
