@@ -47,6 +47,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
     )
     if not config.run.resume:  # a run of before may have been begun so
         _require_read(config)
+        _require_rest(config)
     _require_image_of_each(config)
     if config.env is not None:
         from openpi_ript.envs.make import tasks_of  # as in `_make_task`
@@ -88,6 +89,16 @@ def _require_read(config: OpenpiRiptConfig) -> None:
         say(
             "rollout.advantage shapes what chunkwise convert --layer-4 writes of the rollouts, and not this training, "
             "which reads it with rollout.objective guided and guidance.positive_weight advantage"
+        )
+
+
+def _require_rest(config: OpenpiRiptConfig) -> None:
+    """Raises ConfigError for rests of initial states that end before the next round."""
+    rollout = config.rollout
+    if rollout is not None and rollout.dataset_share < 1 and 0 < rollout.retry_after <= rollout.updates:
+        raise ConfigError(
+            f"rollout.retry_after is {rollout.retry_after} and rollout.updates {rollout.updates}: a solved initial "
+            "state would be tried again in the next round. Expected 0, or above rollout.updates"
         )
 
 

@@ -150,6 +150,7 @@ class RunFolder:
         os.truncate(self._lock.fileno(), 0)
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         os.write(self._lock.fileno(), holder.encode())  # no buffer that would fail again when closed
+        os.fsync(self._lock.fileno())  # a network's file system shows others no more than that
 
     def _require_shared(self) -> None:
         """Raises ConfigError, on all processes, unless each sees the folder that the first one has locked."""

@@ -72,9 +72,9 @@ def advantages_of(paths: Sequence[Path], config: RolloutConfig | None) -> list[t
     """Returns the processed advantage of each rollout and its label; None for one of a group that is not there whole,
     as of a round that was cut off, or with a file that cannot be read: such a group is not trained on.
 
-    The advantage is leave-one-out among the rollouts of the same round and initial state, and shaped, as in training,
-    over those groups of the round that hold both outcomes; with the objective ppo it is left as it is. A group that
-    ended alike has 0, and the label none.
+    The advantage is leave-one-out among the rollouts of the same round and initial state, and shaped over those groups
+    of the round that hold both outcomes, as in training with rollout.replay_rounds 1; with the objective ppo it is left
+    as it is. A group that ended alike has 0, and the label none.
 
     Args:
       paths: Files of a run's rollouts.

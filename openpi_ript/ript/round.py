@@ -102,6 +102,7 @@ class Ript:
         self._rounds: list[Round] = []
         self._resting: list[Rest] = []
         self._training: TrainingData | Passes | None = None
+        self._begun = False
         self._ahead: Ahead | None = None
 
     def _check_hindsight(self) -> None:
@@ -153,6 +154,7 @@ class Ript:
             plan, groups = came.plan, came.wait(stopping)
         if groups is None:
             return None
+        self._begun = True
         resting = self._still(step, self._resting)
         alike = [group for group in groups if not group.mixed]
         resting += [
@@ -232,7 +234,8 @@ class Ript:
         rows_here = slice(*(self._config.train.batch_size * i // num_shards for i in (shard, shard + 1)))
         step, imitated = start_step, None
         while True:
-            if step < self.start or self._rollout.dataset_share == 1:
+            # A dry run sees no round, and shows the batches before one.
+            if step < self.start or self._rollout.dataset_share == 1 or not self._begun:
                 imitated = supervised(step) if imitated is None else imitated
                 yield next(imitated)
                 step += 1
@@ -281,15 +284,10 @@ class Ript:
 
         Raises:
           DataError: A rollout is missing or damaged.
-          ConfigError: The run begins, and its rollout.retry_after would let no initial state rest.
         """
         if position is None:
-            if 0 < self._rollout.retry_after <= self.every:  # runs of earlier versions go on
-                raise ConfigError(
-                    f"rollout.retry_after is {self._rollout.retry_after} and rollout.updates {self.every}: a solved "
-                    "initial state would be tried again in the next round. Expected 0, or above rollout.updates"
-                )
             return
+        self._begun = True
         # Earlier versions let states rest that no rollout solved, too, and said which.
         resting = [{"success": True, **one} for one in position["resting"]]
         self._resting = [

@@ -78,15 +78,15 @@ def success_reward(reports: Sequence[EpisodeReport]) -> float | None:
     """Returns the reward at which an episode without /terminated ends as a success; None where no reward says so.
 
     It is the greatest of the dataset, if rewards are few values that repeat, and whoever has reached it keeps it to
-    the file's end. A reward that is reached and left again, one that is the same everywhere, and a dense one end
-    nothing: such files were cut off by time.
+    the file's end. A reward that is reached and left again, one that is the same everywhere, a dense one, and one
+    below 0, which no convention has for success (OGBench counts up to 0), end nothing: such files were cut off by time.
 
     Args:
       reports: Of the episodes that the run takes.
     """
     cut = [report for report in reports if report.rewards is not None and not report.rewards.terminated]
     values = _values(cut)
-    if values is None or len(values) < 2:
+    if values is None or len(values) < 2 or values[-1] < 0:
         return None
     reached = [report.rewards for report in cut if report.rewards is not None and report.rewards.high == values[-1]]
     return values[-1] if all(rewards.high_to_end for rewards in reached) else None

@@ -88,7 +88,7 @@ def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) ->
     if data.on_bad == "refuse":
         hint = "Repair or remove these files, or set --data.on-bad skip to leave out up to 1 % of the episodes."
         raise refuse(selection.problems, hint, all_by=all_by)
-    if data.format == "ogbench_npz" and (uncut := [name for name in selection.bad if "#" not in name]):
+    if data.format == "ogbench_npz" and (uncut := [name for name in selection.bad if name.endswith(".npz")]):
         hint = f"{', '.join(uncut[:3])}: cannot be cut into episodes, which alone data.on_bad=skip leaves out."
         raise refuse(selection.problems, hint, all_by=all_by)
     if len(selection.bad) > MAX_SKIPPED * total:

@@ -19,7 +19,8 @@ from chunkwise.errors import ConfigError, DataError, PreemptedError
 from chunkwise.train import rngs
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
-from openpi_ript.config.experiment import EvalConfig, OpenpiRiptConfig, toy
+from openpi_ript import train
+from openpi_ript.config.experiment import EvalConfig, OpenpiRiptConfig, RolloutConfig, toy
 from openpi_ript.data.dataset import open_data
 from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import only_where, trainable
@@ -40,6 +41,10 @@ from tests.openpi_ript.small_run import (
 )
 from tests.openpi_ript.toy_policy import compiled, make_model, random_params, save_safetensors
 from tests.openpi_ript.toy_rollouts import point
+
+
+class EnoughError(Exception):
+    """Ends a run where a test has seen what it wanted to see."""
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +206,41 @@ def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_
     missing = make_task(small_config(root, tmp_path, weights=str(tmp_path / "nothing")))
     with pytest.raises(DataError, match="expected an openpi checkpoint"):
         missing.load(missing.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"retry_after": 0}, False),
+        ({"retry_after": 1}, True),
+        ({"retry_after": 4}, True),
+        ({"retry_after": 5}, False),
+        ({"retry_after": 4, "dataset_share": 1}, False),
+        ({"retry_after": 4, "resume": True}, False),
+    ],
+)
+def test_a_rest_that_ends_before_the_next_round_is_refused_before_anything_is_made(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], refused: bool
+):
+    resume = settings.get("resume", False)
+    settings = {name: value for name, value in settings.items() if name != "resume"}
+    shown = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
+    rollout = RolloutConfig(start=2, updates=4, groups=1, max_groups=1, objective="rejection", **settings)
+    config = supervised(small_config(root, tmp_path / "run"), env=point(cameras=shown), eval=EvalConfig())
+    data = dataclasses.replace(config.data, advantage=None)
+    run = dataclasses.replace(config.run, resume=resume)
+    config = dataclasses.replace(config, data=data, run=run, rollout=rollout)
+
+    def opened(*_: Any) -> Any:
+        raise EnoughError
+
+    monkeypatch.setattr(train, "RunFolder", opened)
+    if refused:
+        with pytest.raises(ConfigError, match=r"retry_after is \d and .*updates 4.*Expected 0, or above"):
+            main(config, "test")
+    else:
+        with pytest.raises(EnoughError):
+            main(config, "test")
 
 
 def test_a_task_without_words_is_refused_before_anything_is_made(root: Path, tmp_path: Path):

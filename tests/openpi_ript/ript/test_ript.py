@@ -271,16 +271,18 @@ def test_a_first_round_that_solves_all_goes_on_and_one_that_solves_nothing_is_re
         interact(hopeless, 2)
 
 
-def test_a_run_does_not_begin_with_a_rest_that_ends_before_the_next_round(root: Path, tmp_path: Path):
-    for retry_after, refused in ((0, False), (1, True), (4, True), (5, False)):
-        config = make_config(root, tmp_path, retry_after=retry_after)
-        ript = make_ript(config, open_data(config.data), tmp_path, FakeCollector(lambda state, k: k < 2))
-        if refused:
-            with pytest.raises(ConfigError, match=f"retry_after is {retry_after} and .*updates 4.*Expected 0, or"):
-                ript.rewind(None)
-        else:
-            ript.rewind(None)
-        ript.rewind(ript.position())  # a run of an earlier version goes on
+def test_before_any_round_batches_are_the_datasets_also_where_the_first_update_has_one(root: Path, tmp_path: Path):
+    """A dry run asks for one without a round."""
+    config = make_config(root, tmp_path, start=0)
+    data = open_data(config.data)
+    ript = make_ript(config, data, tmp_path, FakeCollector(lambda state, k: True))
+
+    def supervised(start: int) -> Any:
+        return data.batches(seed=5, batch_size=4, start_step=start)
+
+    np.testing.assert_array_equal(next(ript.batches(supervised, 0))["action"], next(supervised(0))["action"])
+    interact(ript, 0)
+    assert set(next(ript.batches(supervised, 0))) == {"no_signal"}
 
 
 def test_a_resumed_round_plays_what_is_missing_alone(root: Path, tmp_path: Path):

@@ -182,6 +182,13 @@ def test_without_masks_the_reward_of_success_ends_an_episode(tmp_path: Path):
     assert not source(tmp_path / "b.npz", format="ogbench_npz").load(0).terminated.any(), "as its masks say"
 
 
+def test_a_stage_on_the_way_to_success_ends_nothing(tmp_path: Path):
+    """OGBench's rewards count what is still to be done, up to 0: at -1 one of two objects is not there."""
+    rewarded(tmp_path / "a.npz", [-2, -1, -1], [-2, -2, -1], [-2, -2, -2])
+    found = source(tmp_path / "a.npz", format="ogbench_npz")
+    assert not any(found.load(i).terminated.any() for i in range(3))
+
+
 def test_files_of_two_conventions_are_refused(tmp_path: Path):
     rewarded(tmp_path / "a.npz", [-1, -1, 0], [-1, -1, 0])
     rewarded(tmp_path / "b.npz", [0, 0, 1])
@@ -203,7 +210,8 @@ def test_a_file_that_holds_no_episode_is_none_of_the_hundred_that_may_be_left_ou
     content["actions"][7] = np.nan
     np.savez(tmp_path / "b.npz", **content)  # pyright: ignore[reportArgumentType]
     assert len(source(tmp_path, format="ogbench_npz", on_bad="skip")) == 299, "one episode of 300"
-    (tmp_path / "b.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:2000])
+    (tmp_path / "b#1.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:2000])
+    (tmp_path / "b.npz").unlink()
     text = refused(tmp_path, format="ogbench_npz", on_bad="skip")
-    assert "b.npz: cannot be cut into episodes, which alone data.on_bad=skip leaves out" in text
+    assert "b#1.npz: cannot be cut into episodes, which alone data.on_bad=skip leaves out" in text
     assert text.count("expected a whole .npz file") == 1
