@@ -87,7 +87,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
     from_files = data.format in ("aloha_hdf5", "lerobot", "ogbench_npz") and data.task is None
     if from_files and data.missing_reward == "label":
         for problem in convention_problems(whole):
-            problems[problem.file].append(problem)
+            problems[problem.file].append(dataclasses.replace(problem, key=name_in_file("reward", data)))
     widths, forms = _common_widths(whole, data), _common_forms(whole, data)
     for report in whole:
         problems[report.id] += _needs(report, data) + _width_problems(report, widths, data)

@@ -192,9 +192,9 @@ def test_a_stage_on_the_way_to_success_ends_nothing(tmp_path: Path):
 def test_files_of_two_conventions_are_refused(tmp_path: Path):
     rewarded(tmp_path / "a.npz", [-1, -1, 0], [-1, -1, 0])
     rewarded(tmp_path / "b.npz", [0, 0, 1])
-    assert "b.npz#0: /reward: expected one convention in all files" in refused(tmp_path, format="ogbench_npz")
+    assert "b.npz#0: rewards: expected one convention in all files" in refused(tmp_path, format="ogbench_npz")
     write_npz(tmp_path / "b.npz", lengths=(4,))
-    assert "b.npz#0: /reward: expected one convention in all files" in refused(tmp_path, format="ogbench_npz")
+    assert "b.npz#0: rewards: expected one convention in all files" in refused(tmp_path, format="ogbench_npz")
 
 
 def test_rewards_that_are_made_up_are_said(tmp_path: Path):
