@@ -31,7 +31,7 @@ from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
 from driving.data.split import SPLIT_FILE
-from driving.data.tables import Tables, make_tables, plans_to_stand
+from driving.data.tables import Tables, fills_headings, make_tables, plans_to_stand
 from driving.data.targets import bridged_s, relative_pose, wrap
 from driving.data.validation import check_absent, members, scored, scored_note, shown_note, without_bad
 
@@ -44,6 +44,9 @@ SLOW = "gaps_of_slow_recordings"
 
 PLANS = "plans_that_were_not_driven"
 """As DERIVED: where it stands, earlier versions masked the ends of plans to stand as padding."""
+
+HEADED = "headings_between_recorded_ones"
+"""As DERIVED: where it stands, earlier versions masked waypoints and poses of frames that record a place and no yaw."""
 
 __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
 
@@ -259,7 +262,12 @@ class DrivingData:
         slow = [bridged_s(index.t[index.rows(episode)], gap) > gap for episode in self.episodes.tolist()]
         found |= {SLOW: "bridged by their own rhythm"} if any(slow) else {}
         plans = [plans_to_stand(index, episode, tables, self.config) for episode in self.episodes.tolist()]
-        return found | ({PLANS: "believed where they end in a stand"} if any(plans) else {})
+        return found | ({PLANS: "believed where they end in a stand"} if any(plans) else {}) | self.headed()
+
+    def headed(self) -> dict[str, str]:
+        """As `derived`, of the headings alone: what a run that predicts its own motion is compared with."""
+        rare = [fills_headings(self.index, episode, self.tables, self.config) for episode in self.episodes.tolist()]
+        return {HEADED: "interpolated, or the direction of travel"} if any(rare) else {}
 
 
 def _masked(

@@ -81,6 +81,7 @@ def check_numbers(index: Index, config: DataConfig) -> Findings:
         travel,
         "rad, as it travels",
     )
+    _check_headings(index, file, found)
     _check_waypoints(index, tables, config, found)
     return found
 
@@ -147,6 +148,16 @@ def _check_share(
     found.problems.append(Problem(file=file, key=where, expected=f"{expected[worst]:.2f} {unit}", found=text))
 
 
+def _check_headings(index: Index, file: str, found: Findings) -> None:
+    """Frames with a place and no yaw, in a drive that records some."""
+    placed, headed = np.all(np.isfinite(index.pose[:, :2]), axis=1), np.isfinite(index.pose[:, 2])
+    without = np.flatnonzero(placed & ~headed)
+    if len(without) and (placed & headed).any():
+        key = f"frames[{without[0]}].observations.state.yaw_rad"
+        text = f"none in {len(without)} of {int(placed.sum())} frames; training takes it from those around"
+        found.remarks.append(Problem(file=file, key=key, expected="a yaw wherever there are x_m and y_m", found=text))
+
+
 def _check_waypoints(index: Index, tables: Tables, config: DataConfig, found: Findings) -> None:
     """Listed waypoints against where the car came, and how many only fill up the list."""
     listed = index.expert_waypoints(0)
@@ -155,7 +166,13 @@ def _check_waypoints(index: Index, tables: Tables, config: DataConfig, found: Fi
     file, dt = index.files[0], float(index.waypoint_dt_s[0])
     steps = listed.shape[1]
     driven, known = targets.waypoints_from_poses(
-        index.t, tables.pose, tables.pose_valid, steps=steps, dt_s=dt, max_gap_s=config.max_gap_s
+        index.t,
+        tables.pose,
+        np.all(np.isfinite(index.pose[:, :2]), axis=1),
+        tables.pose_valid,
+        steps=steps,
+        dt_s=dt,
+        max_gap_s=config.max_gap_s,
     )
     off = np.linalg.norm(listed - driven, axis=-1)
     judged = known & np.isfinite(off)

@@ -77,6 +77,21 @@ def plans_to_stand(index: Index, episode: int, tables: Tables, config: DataConfi
     return known[0] > known[1]
 
 
+def fills_headings(index: Index, episode: int, tables: Tables, config: DataConfig) -> bool:
+    """Whether targets of an episode need places or headings of frames that record a place and no yaw."""
+    rows = index.rows(episode)
+    placed, headed = np.all(np.isfinite(index.pose[rows, :2]), axis=1), np.isfinite(index.pose[rows, 2])
+    if not headed.any():  # then it is the direction of travel, where there is one
+        headed = tables.pose_valid[rows]
+    less = placed & headed
+    if np.array_equal(less, placed):
+        return False
+    moving = moves_at_end(tables.speed_mps[rows], tables.speed_valid[rows])
+    waypoints, valid = _waypoints(index, episode, config, tables.pose[rows], less, less, moving)
+    same = np.array_equal(waypoints, tables.waypoints[rows]) and np.array_equal(valid, tables.waypoint_valid[rows])
+    return not same or not np.array_equal(less, tables.pose_valid[rows])
+
+
 def moves_at_end(speed_mps: Float[np.ndarray, " T"], known: Bool[np.ndarray, " T"]) -> bool:
     """Whether the car moves at the last frame, or it is not known that it stands."""
     return bool(not known[-1] or abs(speed_mps[-1]) > targets.MOVING_MPS)
@@ -87,8 +102,8 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     t, gap = index.t[rows], config.max_gap_s
     nearest, time_valid = targets.nearest_frames(t, np.array(config.offsets_s), tolerance_s=config.tolerance_s)
     place, recorded = index.pose[rows, :2], index.speed_mps[rows]
-    heading, heading_valid = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap, ahead=True)
-    pose_valid = heading_valid & np.isfinite(place).all(1)
+    placed = np.all(np.isfinite(place), axis=1)
+    heading, headed = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap, ahead=True)
     pose = np.concatenate([np.nan_to_num(place), heading[:, None]], axis=1)
     yaw, yaw_valid = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap)
     speed, speed_valid = _recorded_or(recorded, *targets.speeds(t, place, max_gap_s=gap))
@@ -97,12 +112,12 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     moving = moves_at_end(speed, speed_valid)
     past_motion, past_motion_valid = _past_motion(t, ((speed, speed_valid), (yaw_rate, yaw_rate_valid)))
     _take_histories(index, rows, past_motion, past_motion_valid)
-    waypoints, waypoint_valid = _waypoints(index, episode, config, pose, pose_valid, moving)
+    waypoints, waypoint_valid = _waypoints(index, episode, config, pose, placed, headed, moving)
     return {
         "rows": nearest + rows.start,
         "time_valid": time_valid,
         "pose": pose,
-        "pose_valid": pose_valid,
+        "pose_valid": placed & headed,
         "yaw_rad": yaw,
         "yaw_valid": yaw_valid,
         "speed_mps": speed.astype(np.float32),
@@ -158,13 +173,14 @@ def _waypoints(
     episode: int,
     config: DataConfig,
     pose: Float64[np.ndarray, "T 3"],
-    pose_valid: Bool[np.ndarray, " T"],
+    placed: Bool[np.ndarray, " T"],
+    headed: Bool[np.ndarray, " T"],
     moving_at_end: bool,
 ) -> tuple[Float32[np.ndarray, "T t 2"], Bool[np.ndarray, "T t"]]:
     """Listed waypoints for the frames that list some, from poses for the others."""
     t, steps, dt_s = index.t[index.rows(episode)], config.waypoint_steps, config.waypoint_dt_s
     gap = targets.bridged_s(t, config.max_gap_s)
-    driven, driven_valid = targets.waypoints_from_poses(t, pose, pose_valid, steps=steps, dt_s=dt_s, max_gap_s=gap)
+    driven, driven_valid = targets.waypoints_from_poses(t, pose, placed, headed, steps=steps, dt_s=dt_s, max_gap_s=gap)
     listed = index.expert_waypoints(episode)
     if config.waypoint_source == "poses" or not listed.size:
         return driven, driven_valid

@@ -57,14 +57,19 @@ def headings(
       pose: As recorded, NaN where unknown.
       speed_mps: As recorded, NaN where unknown.
       max_gap_s: Twice this, from the first frame to the last of a difference, is the most that gives a direction.
-      ahead: For what a model is compared with: the direction from the frame before to the one after, in an episode
-        that records no yaw at all; a car that has stood from the start has the heading with which it drives off.
+      ahead: For what a model is compared with: wherever none is recorded, that between the recorded ones on either
+        side, else the direction from the frame before to the one after; a car that has stood from the start has the
+        heading with which it drives off.
     """
     yaw = pose[:, 2].copy()
     recorded = np.isfinite(yaw)
-    recorded = np.full(len(t), recorded.any()) if ahead else np.logical_or.accumulate(recorded)
-    if not recorded.all():
-        yaw = np.where(recorded, yaw, _directions(t, pose[:, :2], speed_mps, max_gap_s, ahead=ahead))
+    if ahead:
+        yaw[recorded] = np.unwrap(yaw[recorded])
+        between, found = interpolate_poses(t, np.c_[pose[:, :2], yaw], recorded, t, max_gap_s=2 * max_gap_s)
+        yaw = np.where(found & ~recorded, between[:, 2], yaw)
+    wanted = np.isnan(yaw) & (ahead | ~np.logical_or.accumulate(recorded))
+    if wanted.any():
+        yaw = np.where(wanted, _directions(t, pose[:, :2], yaw, speed_mps, max_gap_s, ahead=ahead), yaw)
     known = np.isfinite(yaw)
     yaw[known] = np.unwrap(yaw[known])
     return np.where(known, yaw, 0.0), known
@@ -73,15 +78,18 @@ def headings(
 def _directions(
     t: Float64[np.ndarray, " T"],
     place: Float64[np.ndarray, "T 2"],
+    heading: Float64[np.ndarray, " T"],
     speed: Float64[np.ndarray, " T"],
     max_gap_s: float,
     *,
     ahead: bool,
 ) -> Float64[np.ndarray, " T"]:
+    """Directions of travel where `heading` is NaN, else that; NaN where the car stands and its heading is unknown."""
     step, near = differences(t, place, max_gap_s, ahead=ahead)
     yaw = np.arctan2(step[:, 1], step[:, 0]) + np.where(speed < 0, np.pi, 0.0)
     still = STILL_M if ahead else STILL_M / 2
     yaw[~near | (np.hypot(step[:, 0], step[:, 1]) < still)] = np.nan
+    yaw = np.where(np.isnan(heading), yaw, heading)
     moving = np.flatnonzero(np.isfinite(yaw))
     for i in np.flatnonzero(np.isnan(yaw) & np.isfinite(place).all(1)):
         # Standing at the place of the last moving frame, or of the next one.
@@ -178,16 +186,27 @@ def bridged_s(t: Float64[np.ndarray, " T"], max_gap_s: float) -> float:
 def waypoints_from_poses(
     t: Float64[np.ndarray, " T"],
     pose: Float64[np.ndarray, "T 3"],
-    known: Bool[np.ndarray, " T"],
+    placed: Bool[np.ndarray, " T"],
+    headed: Bool[np.ndarray, " T"],
     *,
     steps: int,
     dt_s: float,
     max_gap_s: float,
 ) -> tuple[Float32[np.ndarray, "T t 2"], Bool[np.ndarray, "T t"]]:
-    """Where the car is (i + 1) dt_s after each frame, in that frame's vehicle frame; false where it is not known."""
+    """Where the car is (i + 1) dt_s after each frame, in that frame's vehicle frame; false where it is not known.
+
+    Args:
+      t: Seconds, strictly increasing.
+      pose: x, y and yaw.
+      placed: Frames whose x and y are known: of where the car comes to, its heading is not asked.
+      headed: Frames whose yaw is known.
+      steps: Places a frame.
+      dt_s: Seconds between them.
+      max_gap_s: As `interpolate_poses` takes it.
+    """
     query = t[:, None] + _steps(steps, dt_s)[None, :]
-    future, valid = interpolate_poses(t, pose, known, query, max_gap_s=max_gap_s)
-    valid &= known[:, None]
+    future, valid = interpolate_poses(t, pose, placed, query, max_gap_s=max_gap_s)
+    valid &= (placed & headed)[:, None]
     place = relative_pose(pose[:, None, :], future)[..., :2]
     return np.where(valid[..., None], place, 0.0).astype(np.float32), valid
 

@@ -99,8 +99,9 @@ class PretrainTask:
         return (inputs(batch, self.data) for batch in batches)
 
     def data_fingerprint(self) -> dict[str, Any]:
-        """Of the training split."""
-        return self.data.fingerprint()
+        """Of the training split, with how the motion that the model is to predict was derived."""
+        assert self.config.objective is not None
+        return self.data.fingerprint() | (self.data.headed() if self.config.objective.ego_motion else {})
 
 
 def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:

@@ -137,6 +137,20 @@ def test_waypoints_of_an_expert_are_not_where_the_car_went(tmp_path: Path):
     assert (report["problems"], report["remarks"]) == ([], [])
 
 
+def test_a_yaw_in_some_frames_is_a_remark(tmp_path: Path):
+    def change(tree: Tree) -> None:
+        for i, frame in enumerate(frames(tree)):
+            if i % 3:
+                del frame["observations"]["state"]["yaw_rad"]
+
+    write_drive(tmp_path, "a", change=change)
+    report = validate([tmp_path])
+    assert report["problems"] == []
+    assert [(remark["key"], remark["found"]) for remark in report["remarks"]] == [
+        ("frames[1].observations.state.yaw_rad", "none in 20 of 30 frames; training takes it from those around")
+    ]
+
+
 def test_gaps_and_jitter_are_remarks(tmp_path: Path):
     def change(tree: Tree) -> None:
         del tree["frames"][10:12]

@@ -18,7 +18,8 @@ def circle(t: np.ndarray) -> np.ndarray:
 def from_poses(t: np.ndarray, pose: np.ndarray, max_gap_s: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
     yaw, known = targets.headings(t, pose, np.full(len(t), np.nan), max_gap_s=max_gap_s, ahead=True)
     pose = np.concatenate([pose[:, :2], yaw[:, None]], axis=1)
-    return targets.waypoints_from_poses(t, pose, known, steps=STEPS, dt_s=DT, max_gap_s=max_gap_s)
+    placed = np.all(np.isfinite(pose[:, :2]), axis=1)
+    return targets.waypoints_from_poses(t, pose, placed, known, steps=STEPS, dt_s=DT, max_gap_s=max_gap_s)
 
 
 def expected_waypoints(steps: int = STEPS) -> np.ndarray:
@@ -54,13 +55,48 @@ def test_a_frame_whose_own_pose_is_unknown_has_no_waypoints():
     known = np.ones(40, bool)
     known[[3, 4, 20]] = False
     pose[~known] = 0.0  # as tables.py leaves them
-    waypoints, valid = targets.waypoints_from_poses(t, pose, known, steps=STEPS, dt_s=DT, max_gap_s=0.5)
+    waypoints, valid = targets.waypoints_from_poses(t, pose, known, known, steps=STEPS, dt_s=DT, max_gap_s=0.5)
     assert not valid[[3, 4, 20]].any()
     assert (waypoints[[3, 4, 20]] == 0).all()
     assert valid[[2, 5, 19]].all(), "the frames beside it see past it"
     np.testing.assert_allclose(waypoints[5], expected_waypoints(), atol=0.04)
-    none = targets.waypoints_from_poses(t, pose, np.zeros(40, bool), steps=STEPS, dt_s=DT, max_gap_s=0.5)
-    assert not none[1].any()
+    no, all_of_them = np.zeros(40, bool), np.ones(40, bool)
+    for placed, headed in ((no, all_of_them), (all_of_them, no)):
+        none = targets.waypoints_from_poses(t, circle(t), placed, headed, steps=STEPS, dt_s=DT, max_gap_s=0.5)
+        assert not none[1].any()
+
+
+def test_where_the_car_comes_to_needs_no_heading():
+    """Of the frames ahead only the place is asked: on the circle every anchor sees its whole future, exactly."""
+    t = DT * np.arange(40)
+    headed = np.arange(40) % 8 == 0
+    pose = circle(t)
+    pose[~headed, 2] = 0.0  # as headings leaves them
+    waypoints, valid = targets.waypoints_from_poses(
+        t, pose, np.ones(40, bool), headed, steps=STEPS, dt_s=DT, max_gap_s=0.1
+    )
+    assert np.flatnonzero(valid.any(axis=1)).tolist() == [0, 8, 16, 24, 32]
+    np.testing.assert_allclose(waypoints[[0, 8, 16]], np.stack([expected_waypoints()] * 3), atol=1e-5)
+
+
+def test_a_heading_lies_between_recorded_ones_where_targets_ask_for_it():
+    """Over +-pi too; farther apart than two gaps it is the direction of travel, and a car that stands keeps its own."""
+    t = DT * np.arange(100)
+    pose = circle(t)
+    true = pose[:, 2].copy()
+    pose[:, 2] = np.where(np.arange(100) % 5 == 0, targets.wrap(true), np.nan)
+    yaw, known = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.5, ahead=True)
+    assert known.all()
+    np.testing.assert_allclose(yaw[:96], true[:96], atol=1e-9)
+    np.testing.assert_allclose(yaw[96:], true[96:], atol=TURN * DT)  # as it travels, for none is recorded after
+    _, apart = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.2, ahead=True)
+    assert apart.all()
+    pose[:, :2] = 3.0  # it stands, pointing where the last recorded heading says; before it, where the next one does
+    pose[:, 2] = np.nan
+    pose[[30, 90], 2] = 1.0, 2.0
+    stood, known = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.5, ahead=True)
+    assert known.all()
+    np.testing.assert_allclose(stood, [1.0] * 90 + [2.0] * 10, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +186,9 @@ def test_a_heading_is_derived_until_one_is_recorded():
     np.testing.assert_allclose(yaw[[1, 2]], TURN * DT * np.array([0.5, 1.5]), atol=1e-9)
     np.testing.assert_allclose(yaw[[3, 5]], TURN * t[[3, 5]], atol=1e-9)
     ahead, known = targets.headings(t, pose, np.full(6, np.nan), max_gap_s=0.5, ahead=True)
-    assert known.tolist() == [False, False, False, True, False, True]
-    np.testing.assert_allclose(ahead[[3, 5]], TURN * t[[3, 5]], atol=1e-9)
+    assert known.all()
+    np.testing.assert_allclose(ahead[[3, 4, 5]], TURN * t[[3, 4, 5]], atol=1e-9)
+    np.testing.assert_allclose(ahead[[1, 2]], TURN * t[[1, 2]], atol=1e-9)  # the chord over both neighbours
 
 
 def test_a_standing_car_keeps_its_heading_and_a_car_that_never_moved_has_none():
