@@ -40,7 +40,7 @@ from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
 from driving.data.split import SPLIT_FILE
 from driving.data.validation import SCORED_S, between
 from driving.eval import plot, probes, routes
-from driving.eval.baselines import EgoStates, blind_predictions
+from driving.eval.baselines import EgoStates, blind_predictions, knows_enough
 from driving.eval.divided import Over, here
 from driving.eval.metrics import LEAST_DRIVES, Score, least, measures, score
 from driving.model.heads import Modes
@@ -101,7 +101,7 @@ def compare(
       {"split", "drives", "samples", "rated", "rows": {predictor: {measure: {mean, low, high}}}, "gain": {measure:
       {...}}, "notes"}; gain is the paired difference to the strongest blind row, history_mlp - model, metres, above 0
       where cameras help, or, for the rater feedback score, model - history_mlp. A measure that no sample has is left
-      out.
+      out; formulas of speed and yaw rate are measured where these are known, which a note says if it is not everywhere.
     """
     data, train = (open_data(config.data, split, check=check) for split in (config.eval.split, "train"))
     states = EgoStates(data, _held_out(data, config.eval.every))
@@ -126,6 +126,11 @@ def compare(
     if feedback:
         errors = {name: values | {RATER: feedback[name]} for name, values in errors.items()}
         gain[RATER] = feedback[MODEL] - feedback["history_mlp"]
+    for name, known in knows_enough(states).items():
+        errors[name] = {key: np.where(known, value, np.nan) for key, value in errors[name].items()}
+        if not known.all():
+            wanted = "speed is" if name == "constant_velocity" else "speed and yaw rate are"
+            notes.append(f"{name}: measured at {known.sum()} of {len(known)} frames, whose {wanted} known")
     moments = config.eval.plotted_moments
     if out is not None and moments:
         try:

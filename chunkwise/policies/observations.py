@@ -175,6 +175,11 @@ def images(
         if value is None and may_be_off:
             found[name] = None
             continue
+        if isinstance(value, Sequence) and any(one is None for one in value):
+            wanted = (
+                "images of all rows, or None; ask row by row where a camera is off in some" if may_be_off else "images"
+            )
+            raise DataError(f"image {name}: expected {wanted}, found a {type(value).__name__} with None in it")
         sent = as_array(value, f"image {name}")
         stack = sent[None] if single else sent
         if stack.ndim != 4 or len(stack) != rows:

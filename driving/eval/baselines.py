@@ -50,7 +50,7 @@ def blind_predictions(
 
     mean_trajectory    the mean of the training waypoints, whatever happens
     constant_velocity  straight on at the present speed
-    constant_turn      at the present speed and yaw rate
+    constant_turn      at the present speed and yaw rate (an unknown one counts as 0 here, see `knows_enough`)
     ego_mlp            an MLP on speed, yaw rate and route command, on top of constant_turn, trained here on the
                        training split, mirrored half of the time
     history_mlp        the same, which also knows speed and yaw rate at PAST_S before: acceleration says that a car is
@@ -67,6 +67,11 @@ def blind_predictions(
         "ego_mlp": _mlp(config, train, held_out, use_past=False),
         "history_mlp": _mlp(config, train, held_out, use_past=True),
     }
+
+
+def knows_enough(states: EgoStates) -> dict[str, Bool[np.ndarray, " b"]]:
+    """Samples at which a formula of `blind_predictions` knows what it goes by, for those that go by something."""
+    return {"constant_velocity": states.known[:, 0], "constant_turn": np.all(states.known[:, :2], axis=1)}
 
 
 def blind_config(config: DrivingConfig, *, use_past: bool) -> DrivingConfig:

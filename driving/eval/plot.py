@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 
 from chunkwise.reports.figures import new_figure
 from driving.data.batches import DrivingData
@@ -45,7 +45,7 @@ def draw(
     batch = data.batch(states.rows[chosen])
     horizon_s = data.config.waypoint_steps * data.config.waypoint_dt_s
     anchor = data.config.anchor
-    order = _left_to_right(batch["extrinsics"][0, anchor])
+    order = _left_to_right(batch["extrinsics"][:, anchor], batch["calibration_valid"][:, anchor])
     grid = figure.add_gridspec(len(chosen), len(order) + 1, width_ratios=[1.5] * len(order) + [1.1])
     for i, sample in enumerate(chosen.tolist()):
         paths = {TRUTH: states.waypoints[sample][states.valid[sample]], MODEL: predicted[sample], BLIND: blind[sample]}
@@ -54,7 +54,8 @@ def draw(
             _draw_camera(axes, batch, (i, anchor, k), paths)
             if i == 0:
                 axes.set_title(data.config.cameras[k].replace("_", " "), fontsize=10)
-        _draw_above(figure.add_subplot(grid[i, len(order)]), paths, float(states.motion[sample, 0]))
+        speed = f"now {states.motion[sample, 0]:.1f} m/s" if states.known[sample, 0] else "speed not known"
+        _draw_above(figure.add_subplot(grid[i, len(order)]), paths, speed)
     figure.suptitle(
         f"green: driven in the next {horizon_s:g} s, orange: predicted by this run, blue: from the car's own motion",
         fontsize=11,
@@ -66,11 +67,13 @@ def draw(
 def moments(states: EgoStates, count: int, dt_s: float) -> Int64[np.ndarray, " m"]:
     """Samples: sharpest to the left, sharpest to the right, strongest braking, strongest speeding up, and so on.
 
-    Only those whose future is known as far as that of any; dt_s is between two waypoints.
+    Only those whose future is known as far as that of any; dt_s is between two waypoints. A speed that is not known is
+    that up to the first of them.
     """
     steps = int(states.valid.sum(axis=1).max(initial=0))
     end, whole = states.waypoints[:, steps - 1], states.valid[:, :steps].all(axis=1) & (steps > 0)
-    ahead = states.motion[:, 0] * np.float32(steps * dt_s)
+    speed = np.where(states.known[:, 0], states.motion[:, 0], states.waypoints[:, 0, 0] / np.float32(dt_s))
+    ahead = speed * np.float32(steps * dt_s)
     kinds = [end[:, 1], -end[:, 1], ahead - end[:, 0] - np.abs(end[:, 1]), end[:, 0] - ahead]
     chosen: list[int] = []
     while len(chosen) < min(count, int(whole.sum())):
@@ -83,9 +86,11 @@ def moments(states: EgoStates, count: int, dt_s: float) -> Int64[np.ndarray, " m
     return np.array(chosen, np.int64)
 
 
-def _left_to_right(extrinsics: Float32[np.ndarray, "k 4 4"]) -> list[int]:
-    """Cameras in the order of their view, from left to right."""
-    return np.argsort(-np.arctan2(extrinsics[:, 1, 2], extrinsics[:, 0, 2])).tolist()
+def _left_to_right(extrinsics: Float32[np.ndarray, "b k 4 4"], known: Bool[np.ndarray, "b k"]) -> list[int]:
+    """Cameras from left to right, as each looks where it is first calibrated; those that never are come last."""
+    first = extrinsics[known.argmax(axis=0), np.arange(known.shape[1])]
+    angle = -np.arctan2(first[:, 1, 2], first[:, 0, 2])
+    return np.argsort(np.where(known.any(axis=0), angle, np.inf), kind="stable").tolist()
 
 
 def project(
@@ -113,7 +118,7 @@ def _draw_camera(axes: Any, batch: Any, where: tuple[int, int, int], paths: dict
     axes.set_ylim(height, 0)
 
 
-def _draw_above(axes: Any, paths: dict[str, np.ndarray], speed: float) -> None:
+def _draw_above(axes: Any, paths: dict[str, np.ndarray], speed: str) -> None:
     for colour, points in paths.items():
         line = np.concatenate([np.zeros((1, 2)), points])
         axes.plot(line[:, 1], line[:, 0], ".-", color=colour, markersize=4, linewidth=WIDTHS[colour])
@@ -125,4 +130,4 @@ def _draw_above(axes: Any, paths: dict[str, np.ndarray], speed: float) -> None:
     axes.set_ylim(min(-0.1 * ahead, 1.1 * float(shown[:, 0].min())), 1.1 * ahead)
     axes.set_aspect("equal")
     axes.tick_params(labelsize=7)
-    axes.set_title(f"from above, m; now {speed:.1f} m/s", fontsize=8)
+    axes.set_title(f"from above, m; {speed}", fontsize=8)

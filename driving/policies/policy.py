@@ -290,7 +290,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
             "calibration_valid": ((views,), "bool"),
         }
         return Exportable(
-            program=lambda params, inputs: self._program(params, _unknown_as_0(inputs)),
+            program=self._program,
             params=self._params,
             inputs={
                 "images": ((views, *data.image_size, 3), "uint8"),
@@ -340,8 +340,8 @@ def _unknown_as_0(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _program(model: WaypointModel) -> Callable[[PyTree, Any], jax.Array]:
-    """The compiled model: one for all policies and evaluations of a run."""
-    return jax.jit(lambda params, batch: waypoints.predict(model, params, batch))
+    """The compiled model: one for all policies and evaluations of a run, and for exports, whose bits are these."""
+    return jax.jit(lambda params, batch: waypoints.predict(model, params, _unknown_as_0(batch)))
 
 
 @functools.cache

@@ -37,6 +37,14 @@ def test_images_that_hold_no_pixels_are_refused_by_name(sent: Any, found: str) -
         )
 
 
+@pytest.mark.parametrize("may_be_off", [True, False])
+def test_a_camera_that_is_off_in_some_rows_is_refused_by_name(may_be_off: bool) -> None:
+    sent = {"image": {"top": [np.zeros((2, 4, 3), np.uint8), None]}}
+    with pytest.raises(DataError, match=r"image top: expected images[^$]* found a list with None in it") as refused:
+        observations.images(sent, ["top"], lambda _, one: one, rows=2, single=False, may_be_off=may_be_off)
+    assert ("ask row by row" in str(refused.value)) == may_be_off
+
+
 def test_cameras_that_a_policy_does_not_see_are_ignored_and_channels_may_come_first() -> None:
     image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     sent = {"image": {"top": image.transpose(2, 0, 1), "wrist": np.zeros((1, 1), np.float32)}}

@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from driving import evaluate
 from driving.config import DataConfig
 from driving.data.batches import open_data
 from driving.eval.baselines import EgoStates
 from driving.eval.metrics import score
 from tests.driving.drives import SIZE, SPEED, TURN, write_drive
+from tests.driving.test_evaluate import BLIND, Predictors, make_config, write_drives
 
 GAINED, TURNED = 2.0, 0.3
 """Of the car, each second: m/s and rad/s."""
@@ -37,6 +40,32 @@ def test_the_past_is_of_the_same_drive_and_by_time(tmp_path: Path) -> None:
         rows = frame != 12
         np.testing.assert_allclose(states.past[rows, column], (GAINED * seconds)[rows], atol=1e-5)
         np.testing.assert_allclose(states.past[rows, column + 3], (TURNED * seconds)[rows], atol=1e-5)
+
+
+def test_formulas_are_measured_where_their_speed_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three frames do not know their speed, where the formulas are 99 m off, and two more no yaw rate."""
+
+    class Partly(EgoStates):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.known[:3, 0] = self.known[:5, 1] = False
+
+    monkeypatch.setattr(evaluate, "EgoStates", Partly)
+    fake = Predictors(monkeypatch, 0.5, **BLIND)
+
+    def blind(*given: Any) -> dict[str, np.ndarray]:
+        found = fake.blind_predictions(*given)
+        found["constant_velocity"][:3] += 99
+        found["constant_turn"][:5] += 99
+        return found
+
+    monkeypatch.setattr(evaluate, "blind_predictions", blind)
+    result = evaluate.compare(make_config(write_drives(tmp_path)), {})
+    assert {name: round(row["ade_1s"]["mean"], 4) for name, row in result["rows"].items()} == {"model": 0.5, **BLIND}
+    assert result["notes"][1:] == [
+        "constant_velocity: measured at 21 of 24 frames, whose speed is known",
+        "constant_turn: measured at 19 of 24 frames, whose speed and yaw rate are known",
+    ]
 
 
 def test_cuts_of_one_recording_count_as_one_drive(tmp_path: Path) -> None:
