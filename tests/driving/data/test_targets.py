@@ -91,6 +91,9 @@ def test_a_heading_lies_between_recorded_ones_where_targets_ask_for_it():
     np.testing.assert_allclose(yaw[96:], true[96:], atol=TURN * DT)  # as it travels, for none is recorded after
     _, apart = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.2, ahead=True)
     assert apart.all()
+    back = np.stack([-SPEED * t, 0 * t, np.where(np.arange(100) % 5 == 0, 0.0, np.nan)], axis=-1)
+    yaw, _ = targets.headings(t, back, np.full(100, np.nan), max_gap_s=0.5, ahead=True)
+    assert (yaw[:96] == 0).all(), "a car in reverse points where it did, though no speed says that it is in reverse"
     pose[:, :2] = 3.0  # it stands, pointing where the last recorded heading says; before it, where the next one does
     pose[:, 2] = np.nan
     pose[[30, 90], 2] = 1.0, 2.0
