@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from chunkwise.errors import DataError
 from driving.data import schema as schemas
-from driving.data.episodes import write_episode
+from driving.data.episodes import load_episode, write_episode
 from driving.data.schema import NARROW, schema, schema_problems
+from tests.driving.drives import write_drive
 
 
 def tree(number: Any) -> dict[str, Any]:
@@ -56,3 +58,12 @@ def test_what_json_has_not_is_told_by_its_place_when_an_episode_is_written(tmp_p
 def test_only_limits_that_are_too_large_are_narrowed() -> None:
     narrowed = json.dumps(schemas._narrowed(schema()))
     assert narrowed == json.dumps(schema()).replace("1e+30", str(NARROW))
+
+
+def test_a_frame_that_says_null_of_its_cameras_and_state_has_none(tmp_path: Path) -> None:
+    def change(tree: dict[str, Any]) -> None:
+        tree["frames"][2]["observations"] |= {"cameras": None, "state": None}
+
+    episode = load_episode(write_drive(tmp_path, "a", frames=4, change=change, images=False))
+    assert [any(paths) for paths in episode.image_paths] == [True, True, False, True]
+    assert np.isnan(episode.speed_mps).tolist() == [False, False, True, False]
