@@ -326,8 +326,12 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def _drives_of(result: dict[str, Any]) -> str:
-    """What tells the drives of a report: their number, and, as printed, what depends on them alone and on no seed."""
-    alone = [("constant_velocity", "ade_1s"), ("untrained", "retrieval_chance")]
+    """What tells the drives of a report: their number, and, as printed, what depends on them alone and on no seed.
+
+    Where no speed is known, by what depends on the training drives too.
+    """
+    driven = "constant_velocity" if result["rows"].get("constant_velocity") else "mean_trajectory"
+    alone = [(driven, "ade_1s"), ("untrained", "retrieval_chance")]
     cells = [_cell(result["rows"].get(row, {}).get(name)) for row, name in alone]
     return json.dumps([result["kind"], result["split"], result["drives"], *cells])
 

@@ -9,7 +9,7 @@ sample n B + p B / P + j. So the stream does not depend on how many processes re
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt8
@@ -45,8 +45,8 @@ SLOW = "gaps_of_slow_recordings"
 PLANS = "plans_that_were_not_driven"
 """As DERIVED: where it stands, earlier versions masked the ends of plans to stand as padding."""
 
-HEADED = "headings_between_recorded_ones"
-"""As DERIVED: where it stands, earlier versions masked waypoints and poses of frames that record a place and no yaw."""
+HEADED = "frames_with_a_place_and_no_yaw"
+"""As DERIVED: where it stands, earlier versions masked waypoints, or poses, for which these frames are needed."""
 
 __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
 
@@ -262,12 +262,13 @@ class DrivingData:
         slow = [bridged_s(index.t[index.rows(episode)], gap) > gap for episode in self.episodes.tolist()]
         found |= {SLOW: "bridged by their own rhythm"} if any(slow) else {}
         plans = [plans_to_stand(index, episode, tables, self.config) for episode in self.episodes.tolist()]
-        return found | ({PLANS: "believed where they end in a stand"} if any(plans) else {}) | self.headed()
+        return found | ({PLANS: "believed where they end in a stand"} if any(plans) else {}) | self.headed("waypoints")
 
-    def headed(self) -> dict[str, str]:
-        """As `derived`, of the headings alone: what a run that predicts its own motion is compared with."""
-        rare = [fills_headings(self.index, episode, self.tables, self.config) for episode in self.episodes.tolist()]
-        return {HEADED: "interpolated, or the direction of travel"} if any(rare) else {}
+    def headed(self, what: Literal["waypoints", "poses"]) -> dict[str, str]:
+        """As `derived`, of the headings that waypoints, or relative poses, were taken from."""
+        fills = [fills_headings(self.index, episode, self.tables, self.config) for episode in self.episodes.tolist()]
+        filled = any(waypoints if what == "waypoints" else poses for waypoints, poses in fills)
+        return {HEADED: "read, with the heading of those around"} if filled else {}
 
 
 def _masked(

@@ -152,9 +152,9 @@ def _check_headings(index: Index, file: str, found: Findings) -> None:
     """Frames with a place and no yaw, in a drive that records some."""
     placed, headed = np.all(np.isfinite(index.pose[:, :2]), axis=1), np.isfinite(index.pose[:, 2])
     without = np.flatnonzero(placed & ~headed)
-    if len(without) and (placed & headed).any():
+    if len(without) and headed.any():
         key = f"frames[{without[0]}].observations.state.yaw_rad"
-        text = f"none in {len(without)} of {int(placed.sum())} frames; training takes it from those around"
+        text = f"none in {len(without)} of {int(placed.sum())} frames; targets take it from those around it"
         found.remarks.append(Problem(file=file, key=key, expected="a yaw wherever there are x_m and y_m", found=text))
 
 

@@ -77,19 +77,22 @@ def plans_to_stand(index: Index, episode: int, tables: Tables, config: DataConfi
     return known[0] > known[1]
 
 
-def fills_headings(index: Index, episode: int, tables: Tables, config: DataConfig) -> bool:
-    """Whether targets of an episode need places or headings of frames that record a place and no yaw."""
+def fills_headings(index: Index, episode: int, tables: Tables, config: DataConfig) -> tuple[bool, bool]:
+    """Whether an episode's waypoints, and whether its poses, need frames that have a place and record no yaw.
+
+    Where none records any, its heading is the direction of travel, and poses never needed more than that.
+    """
     rows = index.rows(episode)
     placed, headed = np.all(np.isfinite(index.pose[rows, :2]), axis=1), np.isfinite(index.pose[rows, 2])
-    if not headed.any():  # then it is the direction of travel, where there is one
+    if not headed.any():
         headed = tables.pose_valid[rows]
     less = placed & headed
     if np.array_equal(less, placed):
-        return False
+        return False, False
     moving = moves_at_end(tables.speed_mps[rows], tables.speed_valid[rows])
     waypoints, valid = _waypoints(index, episode, config, tables.pose[rows], less, less, moving)
     same = np.array_equal(waypoints, tables.waypoints[rows]) and np.array_equal(valid, tables.waypoint_valid[rows])
-    return not same or not np.array_equal(less, tables.pose_valid[rows])
+    return not same, not np.array_equal(less, tables.pose_valid[rows])
 
 
 def moves_at_end(speed_mps: Float[np.ndarray, " T"], known: Bool[np.ndarray, " T"]) -> bool:

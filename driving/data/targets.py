@@ -58,8 +58,8 @@ def headings(
       speed_mps: As recorded, NaN where unknown.
       max_gap_s: Twice this, from the first frame to the last of a difference, is the most that gives a direction.
       ahead: For what a model is compared with: wherever none is recorded, that between the recorded ones on either
-        side, else the direction from the frame before to the one after; a car that has stood from the start has the
-        heading with which it drives off.
+        side, else the direction from the frame before to the one after, turned round where it goes against recorded
+        ones beside it; a car that has stood from the start has the heading with which it drives off.
     """
     yaw = pose[:, 2].copy()
     recorded = np.isfinite(yaw)
@@ -69,7 +69,8 @@ def headings(
         yaw = np.where(found & ~recorded, between[:, 2], yaw)
     wanted = np.isnan(yaw) & (ahead | ~np.logical_or.accumulate(recorded))
     if wanted.any():
-        yaw = np.where(wanted, _directions(t, pose[:, :2], yaw, speed_mps, max_gap_s, ahead=ahead), yaw)
+        beside = yaw if ahead else np.full(len(t), np.nan)
+        yaw = np.where(wanted, _directions(t, pose[:, :2], beside, speed_mps, max_gap_s, ahead=ahead), yaw)
     known = np.isfinite(yaw)
     yaw[known] = np.unwrap(yaw[known])
     return np.where(known, yaw, 0.0), known
@@ -89,16 +90,45 @@ def _directions(
     yaw = np.arctan2(step[:, 1], step[:, 0]) + np.where(speed < 0, np.pi, 0.0)
     still = STILL_M if ahead else STILL_M / 2
     yaw[~near | (np.hypot(step[:, 0], step[:, 1]) < still)] = np.nan
-    yaw = np.where(np.isnan(heading), yaw, heading)
+    recorded = np.isfinite(heading)
+    if recorded.any():
+        yaw = np.where(recorded, heading, _turned_round(t, place, yaw, heading, max_gap_s))
     moving = np.flatnonzero(np.isfinite(yaw))
     for i in np.flatnonzero(np.isnan(yaw) & np.isfinite(place).all(1)):
         # Standing at the place of the last moving frame, or of the next one.
-        for j in (*moving[moving < i][-1:], *(moving[moving > i][:1] if ahead else ())):
+        beside = (*moving[moving < i][-1:], *(moving[moving > i][:1] if ahead else ()))
+        for j in sorted(beside, key=lambda j: not recorded[j]):
             between = place[min(i, j) : max(i, j) + 1]
             if np.isfinite(between).all() and np.hypot(*(between - place[i]).T).max() < 2 * STILL_M:
                 yaw[i] = yaw[j]
                 break
     return yaw
+
+
+def _turned_round(
+    t: Float64[np.ndarray, " T"],
+    place: Float64[np.ndarray, "T 2"],
+    travel: Float64[np.ndarray, " T"],
+    heading: Float64[np.ndarray, " T"],
+    max_gap_s: float,
+) -> Float64[np.ndarray, " T"]:
+    """Directions of travel, by pi the other way where that continues the recorded headings before, else after, them.
+
+    From one frame to the next a car turns by less than pi / 2: where its direction changes by more, it changed gear.
+    """
+    out, settled = travel.copy(), np.isfinite(heading)
+    out[settled] = heading[settled]
+    frames = np.flatnonzero(settled | np.isfinite(place).all(axis=1))
+    for order in (frames, frames[::-1]):
+        last, before = np.nan, t[order[0]]
+        for i in order:
+            if abs(t[i] - before) > 2 * max_gap_s:
+                last = np.nan
+            if not settled[i] and np.isfinite(last) and np.isfinite(out[i]):
+                out[i] += np.pi if np.cos(out[i] - last) < 0 else 0.0
+                settled[i] = True
+            last, before = out[i] if settled[i] else last, t[i]
+    return out
 
 
 def differences(

@@ -99,9 +99,10 @@ class PretrainTask:
         return (inputs(batch, self.data) for batch in batches)
 
     def data_fingerprint(self) -> dict[str, Any]:
-        """Of the training split, with how the motion that the model is to predict was derived."""
-        assert self.config.objective is not None
-        return self.data.fingerprint() | (self.data.headed() if self.config.objective.ego_motion else {})
+        """Of the training split, with how the motion to be predicted, and what is braking, were derived."""
+        moves = self.data.headed("poses") if self.settings.ego_motion else {}
+        brakes = self.data.headed("waypoints") if self.config.data.braking_repeats > 1 else {}
+        return self.data.fingerprint() | moves | brakes
 
 
 def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:

@@ -147,7 +147,7 @@ def test_a_yaw_in_some_frames_is_a_remark(tmp_path: Path):
     report = validate([tmp_path])
     assert report["problems"] == []
     assert [(remark["key"], remark["found"]) for remark in report["remarks"]] == [
-        ("frames[1].observations.state.yaw_rad", "none in 20 of 30 frames; training takes it from those around")
+        ("frames[1].observations.state.yaw_rad", "none in 20 of 30 frames; targets take it from those around it")
     ]
 
 

@@ -76,22 +76,50 @@ def test_a_yaw_that_is_rare_loses_no_waypoints(tmp_path: Path):
         np.testing.assert_array_equal(ours[mask], theirs[mask])
     np.testing.assert_allclose(ours["waypoints"][:29], theirs["waypoints"][:29], atol=1e-5)  # frame 28 is the last
     assert ours["yaw_valid"][:, 0].nonzero()[0].tolist() == [0, 7, 14, 21, 28], "an input says what is recorded"
-    assert (whole.derived(), whole.headed()) == ({}, {})
-    assert rare.derived() == rare.headed() == {HEADED: "interpolated, or the direction of travel"}
+    told = {HEADED: "read, with the heading of those around"}
+    for what in ("waypoints", "poses"):
+        assert (whole.headed(what), rare.headed(what)) == ({}, told)
+    assert (whole.derived(), rare.derived()) == ({}, told)
 
 
-def test_a_run_s_fingerprint_names_headings_where_it_is_compared_with_them(tmp_path: Path):
-    """A drive without any yaw was taken as it is now; one whose motion nobody is asked for is not told."""
-    for name, kept in (("rare", 7), ("none", 0)):
-        for i in range(3):
-            write_drive(tmp_path / name, f"d{i}", start_yaw=float(i), change=without_yaw(kept))
-        for asked in (True, False):
-            data = DataConfig(path=str(tmp_path / name), image_size=(16, 32), offsets_s=(0.0, 0.5))
-            train, objective = (
-                TrainConfig(steps=1, batch_size=2),
-                ObjectiveConfig(temporal=1.0, ego_motion=float(asked)),
-            )
-            config = DrivingConfig(train=train, data=data, objective=objective, waypoints=None)
-            told = HEADED in PretrainTask(config, open_data(data)).data_fingerprint()
-            assert told == (name == "rare" and asked)
-        assert (HEADED in open_data(data).derived()) == (name == "rare")
+def creeping(tree: dict[str, Any]) -> None:
+    """0.01 m a frame, so that neighbours give no direction, between two stretches at 10 m/s; no yaw."""
+    steps = np.concatenate([np.full(10, 1.0), np.full(100, 0.01), np.full(10, 1.0)])
+    for x, frame in zip(np.cumsum(steps).tolist(), tree["frames"], strict=True):
+        frame["observations"]["state"] = {"x_m": x, "y_m": float(tree["episode_id"][1:]), "speed_mps": 5.0}
+
+
+def listed(tree: dict[str, Any]) -> None:
+    without_yaw(7)(tree)
+    tree["waypoint_spec"] = {"dt": 0.1}
+    for frame in tree["frames"]:
+        frame["expert"] = {"waypoints": [[float(j), 0.0] for j in range(1, 21)]}
+
+
+@pytest.mark.parametrize(
+    ("change", "frames", "waypoints", "poses"),
+    [
+        (without_yaw(7), 30, True, True),
+        (without_yaw(0), 30, False, False),
+        (creeping, 120, True, False),
+        (listed, 30, False, True),
+    ],
+)
+def test_a_run_s_fingerprint_names_frames_without_yaw_where_its_targets_need_them(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], frames: int, waypoints: bool, poses: bool
+):
+    for i in range(3):
+        write_drive(tmp_path, f"d{i}", frames=frames, start_yaw=float(i), change=change, images=False)
+    data = DataConfig(
+        path=str(tmp_path), image_size=(16, 32), offsets_s=(0.0, 0.5), min_cameras=0, missing_files="mask"
+    )
+    assert (HEADED in open_data(data).derived()) == waypoints
+    for moves, repeats in ((1.0, 1), (0.0, 1), (0.0, 4)):
+        config = DrivingConfig(
+            train=TrainConfig(steps=1, batch_size=2),
+            data=dataclasses.replace(data, braking_repeats=repeats),
+            objective=ObjectiveConfig(temporal=1.0, ego_motion=moves),
+            waypoints=None,
+        )
+        told = HEADED in PretrainTask(config, open_data(config.data)).data_fingerprint()
+        assert told == (waypoints if repeats > 1 else poses and moves > 0)

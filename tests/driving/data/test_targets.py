@@ -66,6 +66,38 @@ def test_a_frame_whose_own_pose_is_unknown_has_no_waypoints():
         assert not none[1].any()
 
 
+@pytest.mark.parametrize("recorded", [[0], [99], [50], [0, 40, 80], list(range(0, 100, 5))])
+def test_a_car_in_reverse_points_as_recorded_though_no_speed_says_so(recorded: list[int]):
+    """It goes back for 6 s in an arc, where its direction of travel is pi off, stands for 2 s, and drives on."""
+    t = DT * np.arange(100)
+    way = SPEED * DT * np.concatenate([-np.arange(60.0), np.full(20, -60.0), np.arange(20.0) - 60.0])
+    yaw = 3.0 + 0.01 * way  # over pi in the world
+    middle = (yaw[1:] + yaw[:-1]) / 2
+    steps = np.diff(way)[:, None] * np.stack([np.cos(middle), np.sin(middle)], axis=-1)
+    pose = np.concatenate([np.cumsum(np.concatenate([np.zeros((1, 2)), steps]), axis=0), yaw[:, None]], axis=1)
+    kept = np.isin(np.arange(100), recorded)
+    pose[~kept, 2] = np.nan
+    found, known = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.5, ahead=True)
+    assert known.all()
+    np.testing.assert_allclose(targets.wrap(found - yaw), 0.0, atol=0.01)
+    if recorded == [0, 40, 80]:
+        np.testing.assert_allclose(targets.wrap(found[62:80] - yaw[80]), 0.0, atol=1e-9)  # while it stands: exactly
+    came, known = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.5)
+    first = recorded[0]
+    assert np.abs(targets.wrap(came - yaw))[1 : min(first, 60)].min(initial=9.0) > 3.0, "a model is not told the future"
+
+
+def test_over_a_gap_nothing_says_whether_the_car_has_turned():
+    """It comes back after 9 s without a place: its direction of travel is no reverse gear."""
+    t = np.concatenate([DT * np.arange(10), 10 + DT * np.arange(10)])
+    pose = np.full((20, 3), np.nan)
+    pose[:, 0] = np.concatenate([np.arange(10.0), 50 - np.arange(10.0)])
+    pose[:, 1], pose[0, 2] = 0.0, 0.0
+    yaw, known = targets.headings(t, pose, np.full(20, np.nan), max_gap_s=0.5, ahead=True)
+    assert np.flatnonzero(~known).tolist() == [9, 10], "whose neighbours are too far apart"
+    np.testing.assert_allclose(targets.wrap(yaw[known]), [0.0] * 9 + [np.pi] * 9, atol=1e-9)
+
+
 def test_where_the_car_comes_to_needs_no_heading():
     """Of the frames ahead only the place is asked: on the circle every anchor sees its whole future, exactly."""
     t = DT * np.arange(40)
@@ -91,9 +123,6 @@ def test_a_heading_lies_between_recorded_ones_where_targets_ask_for_it():
     np.testing.assert_allclose(yaw[96:], true[96:], atol=TURN * DT)  # as it travels, for none is recorded after
     _, apart = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.2, ahead=True)
     assert apart.all()
-    back = np.stack([-SPEED * t, 0 * t, np.where(np.arange(100) % 5 == 0, 0.0, np.nan)], axis=-1)
-    yaw, _ = targets.headings(t, back, np.full(100, np.nan), max_gap_s=0.5, ahead=True)
-    assert (yaw[:96] == 0).all(), "a car in reverse points where it did, though no speed says that it is in reverse"
     pose[:, :2] = 3.0  # it stands, pointing where the last recorded heading says; before it, where the next one does
     pose[:, 2] = np.nan
     pose[[30, 90], 2] = 1.0, 2.0
