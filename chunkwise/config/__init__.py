@@ -1,6 +1,7 @@
 """Config dataclasses that every package shares, and their way from files and flags. No jax is imported here."""
 
 from chunkwise.config.experiment import (
+    FREE_AS_A_PLACE,
     FREE_AT_A_CONSTANT_RATE,
     FREE_ON_RESUME,
     CheckpointConfig,
@@ -18,6 +19,7 @@ from chunkwise.config.load import load
 from chunkwise.config.saved import YOUNGER, ResumeRules, comparable, fingerprint, flatten, resume_rules
 
 __all__ = [
+    "FREE_AS_A_PLACE",
     "FREE_AT_A_CONSTANT_RATE",
     "FREE_ON_RESUME",
     "YOUNGER",

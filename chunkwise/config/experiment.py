@@ -9,9 +9,10 @@ from typing import Any, Literal
 from chunkwise.files.budget import LIMITS, Limits
 
 FREE_ON_RESUME: Mapping[str, Any] = MappingProxyType({"free on resume": "always"})
-"""Metadata of a field that may differ when a run goes on: it changes neither weights nor batches. Where data lie is
-one: what is in their files is in the fingerprint. Of a field that holds a config all below it are free; whether
-there is such a config at all is not."""
+"""Metadata of a field that may differ when a run goes on: it changes neither weights nor batches. Of a field
+that holds a config all below it are free; whether there is such a config at all is not."""
+FREE_AS_A_PLACE: Mapping[str, Any] = MappingProxyType({"free on resume": "always", "place": True})
+"""Metadata of a field that says where files lie, which may differ when a run goes on: what is in them may not."""
 FREE_AT_A_CONSTANT_RATE: Mapping[str, Any] = MappingProxyType({"free on resume": "constant"})
 """Metadata of a field that may differ where the learning rate does not depend on it: optim.schedule is constant."""
 

@@ -85,7 +85,7 @@ class ResumeRules:
 
     `always` and `at_a_constant_rate` may differ; `renamed` has today's name by the one that earlier versions wrote;
     `defaults` the value of a field that an earlier version did not have yet; `before` that of one whose default is
-    another one now.
+    another one now. `places`, which are of `always`, say where files lie, of which the content is compared.
     """
 
     always: tuple[str, ...] = ()
@@ -93,6 +93,7 @@ class ResumeRules:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     before: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    places: tuple[str, ...] = ()
 
 
 NO_RULES = ResumeRules()
@@ -100,7 +101,7 @@ NO_RULES = ResumeRules()
 
 def resume_rules(kind: type) -> ResumeRules:
     """Collects what the metadata of a config class, and of the classes nested in it, say of their fields."""
-    always, constant, renamed, defaults, before = [], [], {}, {}, {}
+    always, constant, places, renamed, defaults, before = [], [], [], {}, {}, {}
 
     def walk(prefix: str, kind: type, free: bool) -> None:
         hints = typing.get_type_hints(kind)
@@ -111,6 +112,8 @@ def resume_rules(kind: type) -> ResumeRules:
             when = None if free else field.metadata.get("free on resume")
             if when is not None:
                 (always if when == "always" else constant).append(f"{name}." if nested else name)
+            if "place" in field.metadata:
+                places.append(name)
             if "renamed from" in field.metadata:
                 renamed[f"{prefix}{field.metadata['renamed from']}"] = name
             if "before it was there" in field.metadata:
@@ -126,7 +129,12 @@ def resume_rules(kind: type) -> ResumeRules:
     plain = {name: value for name, value in defaults.items() if not dataclasses.is_dataclass(value)}
     jsonable = json.loads(json.dumps(plain))
     return ResumeRules(
-        always=tuple(always), at_a_constant_rate=tuple(constant), renamed=renamed, defaults=jsonable, before=before
+        always=tuple(always),
+        at_a_constant_rate=tuple(constant),
+        renamed=renamed,
+        defaults=jsonable,
+        before=before,
+        places=tuple(places),
     )
 
 

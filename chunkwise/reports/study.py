@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from chunkwise.cli import command
@@ -35,6 +35,7 @@ from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.place import prepare_place, require_no_pattern, told_place
 from chunkwise.printable import say
 from chunkwise.reports import study_table
+from chunkwise.reports.run_record import last_word
 from chunkwise.reports.study_fleet import StudyWorker, lost_run, script, submit
 from chunkwise.reports.study_progress import (
     COLUMNS,
@@ -139,20 +140,32 @@ def train_all(
     return failed
 
 
+def _goes_on(run: Run, folder: Path) -> bool:
+    """Whether a run that was begun has updates to make yet, and may."""
+    done = last_word(folder, 0)
+    return has_same_config(run, folder) and (done is None or done["step"] < run.config.train.steps)
+
+
+_MEASURED_SO = {
+    True: "Its numbers are those of its own evaluation. To measure finished runs anew give the study an `evaluate` "
+    'with the flags that say so, such as ("--episodes", "50"); or train them in another folder',
+    False: "Its evaluation takes what the study's `evaluate` does not say from the run; say it there, or train the "
+    "run in another folder",
+}
+"""What is said of a run whose eval.* is not the study's: by whether its own evaluation is what counts."""
+
+
 def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
     """Does what is left of a run; returns what is said if it failed."""
     folder, log = out / run.folder, out / "logs" / f"{run.folder.replace('/', '-')}.txt"
     chunkwise = [sys.executable, "-m", "chunkwise"]
     if is_finished(run, out):
         say(f"{run.folder}: finished before")
-        if study.evaluate is None and (otherwise := evaluated_otherwise(run, out)):
-            say(
-                f"{run.folder}: warning: {otherwise}. Its numbers are those of its own evaluation; set the study's "
-                "`evaluate` to measure finished runs anew, or train them in another folder"
-            )
+        if otherwise := evaluated_otherwise(run, out):
+            say(f"{run.folder}: warning: {otherwise}. {_MEASURED_SO[study.evaluate is None]}")
     else:
         say(f"{run.folder}: training")
-        if not is_run(folder) or has_same_config(run, folder):  # else the run is refused, and the evaluation stands
+        if not is_run(folder) or _goes_on(run, folder):  # else it is refused, or at its end, and the evaluation stands
             (folder / study_table.EVALUATION).unlink(missing_ok=True)  # of fewer updates, and of its best by then
         train = [*chunkwise, "train", *run.words, "--run.dir", str(folder), "--run.resume"]
         if why := _call(processes, train, log, run.folder):
@@ -314,13 +327,23 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
             with live_table(COLUMNS, functools.partial(rows, study, runs, out, failed)):
                 failed |= train_all(study, runs, out, arguments.workers or 1, failed)
         left_out = unfinished(study, [run for run in runs if run.folder not in failed], out)
-        found = study_table.write(study, runs, out, failed, left_out)
+        measured = [run for run in runs if run.folder not in {*failed, *left_out}]
+        otherwise = {run.folder: said for run in measured if (said := evaluated_otherwise(run, out))}
+        found = study_table.write(study, runs, out, failed, left_out, otherwise)
+        study_table.draw(study, runs, out, {run.folder for run in runs if not _is_drawn(run, out, found["failed"])})
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     show(study_table.markdown(found))
     show(f"{out / 'table.md'}, table.json, curves.png")
     return RunError.exit_code if failed else 0
+
+
+def _is_drawn(run: Run, out: Path, failed: Collection[str]) -> bool:
+    """Whether a run's curve is one of the study's: it was begun with the config that the study has now."""
+    with contextlib.suppress(RunError):  # a folder that cannot be read
+        return run.folder not in failed and is_run(out / run.folder) and has_same_config(run, out / run.folder)
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,10 +4,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from chunkwise.config.saved import fingerprint, flatten, is_run, read_flat, resume_rules, without_younger
 from chunkwise.config.study import Run, StudyConfig
-from chunkwise.errors import NonFiniteError, RunError, one_line
+from chunkwise.errors import DataError, NonFiniteError, RunError, one_line
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports import study_table
 from chunkwise.reports.run_record import last_word
@@ -23,8 +24,10 @@ def is_finished(run: Run, out: Path) -> bool:
     if not (folder / "done.json").is_file():
         return False
     done = read_json(folder / "done.json")
-    # Another config is refused by the run itself, which says how they differ.
-    return has_same_config(run, folder) and isinstance(done, dict) and done.get("step") == run.config.train.steps
+    if not isinstance(done, dict) or done.get("step") != run.config.train.steps:
+        return False
+    # Another config, and other data, are refused by the run itself, which says how they differ.
+    return has_same_config(run, folder) and not other_places(run, folder)
 
 
 def has_same_config(run: Run, folder: Path) -> bool:
@@ -38,6 +41,24 @@ def has_same_config(run: Run, folder: Path) -> bool:
     return saved == without_younger(fingerprint(flatten(run.config), rules), saved, rules)
 
 
+def other_places(run: Run, folder: Path) -> list[str]:
+    """Returns the fields that say where files lie, such as data.path, in which a run's config.json is not the study's.
+
+    Whether the same is in the files only the run can tell, when it is begun again.
+
+    Raises:
+      RunError: Its config.json is missing, or cannot be read.
+    """
+    saved, now = read_flat(folder), flatten(run.config)
+    given = {name: (saved.get(name), now.get(name)) for name in resume_rules(type(run.config)).places}
+    return [name for name, (old, new) in given.items() if old != new and _real(old) != _real(new)]
+
+
+def _real(place: Any) -> Any:
+    """A path without links and dots; what is none as it is."""
+    return os.path.realpath(os.path.expanduser(place)) if isinstance(place, str) and place else place
+
+
 def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:
     """Whether nothing is left to do: a run is finished, and evaluated where its study says so."""
     if not is_finished(run, out):
@@ -49,8 +70,7 @@ def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:
 def unfinished(study: StudyConfig, runs: Sequence[Run], out: Path) -> dict[str, str]:
     """Says of each run of which nothing is a result yet, by its folder, why: how far it is, or that it has no score.
 
-    Raises:
-      DataError: The evaluation of a finished run cannot be read.
+    Files of a finished run that cannot be read are told by the table.
     """
     found = {}
     for run in runs:
@@ -69,11 +89,16 @@ def unfinished(study: StudyConfig, runs: Sequence[Run], out: Path) -> dict[str, 
 
 def _how_far(run: Run, folder: Path) -> str:
     """Says where a run is that is not finished."""
-    if last_word(folder, run.config.train.steps) is not None:
-        return "finished with another config"
+    steps, done = run.config.train.steps, last_word(folder, run.config.train.steps)
+    if done is not None:
+        if not has_same_config(run, folder):
+            return "finished with another config"
+        if done["step"] > steps:
+            return f"has {done['step']} updates, where the study has train.steps {steps}"
+        return f"finished with another {' and '.join(other_places(run, folder))}; not compared yet"
     step = _last_step(folder / "metrics.jsonl")
     if step is not None:
-        return f"at step {step} of {run.config.train.steps}"
+        return f"at step {step} of {steps}"
     return "begun, no update logged" if is_run(folder) else "not begun"
 
 
@@ -82,7 +107,7 @@ def _is_measured(study: StudyConfig, run: Run, out: Path) -> bool:
     folder = out / run.folder
     try:
         return is_complete(study, run, out) and study_table.score(folder, study, study.policies[0]) is not None
-    except (study_table.UnmeasuredError, NonFiniteError):
+    except (DataError, NonFiniteError):
         return True
 
 

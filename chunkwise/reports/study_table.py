@@ -3,10 +3,12 @@
 A function of the run folders: no clock, no host and no absolute path is in table.md and table.json.
 """
 
+import contextlib
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -168,10 +170,11 @@ def table(
       unfinished: The same of those that are not at their end, or have no score there; they are left out too.
 
     Raises:
-      DataError: As `score`; but a row that is not measured stays empty where another one is.
+      UnmeasuredError: No row is measured; one stays empty where another is.
     """
     cells = {run.cell: run.table for run in runs}
     not_finite: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
     not_measured: dict[str, UnmeasuredError] = {}
     rows, scores, tables = [], [], []
     for cell, group in cells.items():
@@ -187,6 +190,9 @@ def table(
                     continue
                 except UnmeasuredError as error:  # a Gaussian policy has no behaviour cloning beside it, say
                     not_measured[label] = error
+                    continue
+                except DataError as error:  # a file that was damaged
+                    unreadable[run.folder] = one_line(error).removeprefix(f"{out}/")
                     continue
                 if one is not None:
                     found[run.seed] = one
@@ -206,7 +212,7 @@ def table(
         "best": study.best or "highest",
         "seeds": list(study.seeds),
         "rows": rows,
-        "failed": dict(sorted({**not_finite, **failed}.items())),
+        "failed": dict(sorted({**not_finite, **unreadable, **failed}.items())),
         "unfinished": dict(sorted(unfinished.items())),
         "not_measured": {row: one_line(error).removeprefix(f"{out}/") for row, error in not_measured.items()},
         "commands": commands(study, runs),
@@ -269,6 +275,10 @@ def _against(ours: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, A
 def markdown(found: Mapping[str, Any]) -> str:
     """Returns the table as Markdown."""
     metric = found["metric"]
+
+    def name(row: Mapping[str, Any]) -> str:
+        return str(row["row"]).replace("|", "\\|")
+
     lines = [
         f"# {found['config']}: {metric} over seeds {', '.join(map(str, found['seeds']))}",
         "",
@@ -277,12 +287,12 @@ def markdown(found: Mapping[str, Any]) -> str:
     ]
     for row in found["rows"]:
         if not row["by_seed"]:
-            lines.append(f"| {row['row']} | {'-' if row['row'] in found['not_measured'] else 'no score'} | | | | |")
+            lines.append(f"| {name(row)} | {'-' if row['row'] in found['not_measured'] else 'no score'} | | | | |")
             continue
         wide = f"{_pair(row['over_episodes'])} ({row['successes']} of {row['episodes']})" if "episodes" in row else ""
         each = ", ".join(_number(value) for value in row["by_seed"].values())
         middle = f"{_number(row['interquartile_mean'])} | {_pair(row['over_seeds']) if row['over_seeds'] else '-'}"
-        lines.append(f"| {row['row']} | {_number(row['mean'])} | {wide} | {each} | {middle} |")
+        lines.append(f"| {name(row)} | {_number(row['mean'])} | {wide} | {each} | {middle} |")
     tested = [row for row in found["rows"] if row.get("against_first")]
     lower_or_higher = {"highest": "higher", "lowest": "lower"}[found["best"]]
     for i, row in enumerate(tested):
@@ -303,11 +313,12 @@ def markdown(found: Mapping[str, Any]) -> str:
         if states:
             by_state = f"{states['only_this']} against {states['only_first']} of {states['states']}, "
             by_state += f"McNemar p = {states['mcnemar_p']:.3g}"
-        lines.append(f"| {row['row']} | {better} | {by_seed} | {by_state} |")
+        lines.append(f"| {name(row)} | {better} | {by_seed} | {by_state} |")
     for heading, left_out in (
         ("Failed, and in no row", found["failed"]),
         ("Not finished or not evaluated, and in no row", found["unfinished"]),
         ("Not measured", found["not_measured"]),
+        ("Evaluated with other settings than the study has now", found.get("evaluated_otherwise", {})),
     ):
         if left_out:
             lines += ["", f"{heading}:", "", *(f"- {name}: {why}" for name, why in left_out.items())]
@@ -324,32 +335,52 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 def write(
-    study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str], unfinished: Mapping[str, str]
+    study: StudyConfig,
+    runs: Sequence[Run],
+    out: Path,
+    failed: Mapping[str, str],
+    unfinished: Mapping[str, str],
+    otherwise: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Writes table.json, table.md and curves.png into the study's folder; returns the table.
+    """Writes table.json and table.md into the study's folder; returns the table.
+
+    Args:
+      study: The study.
+      runs: Its runs.
+      out: Its folder.
+      failed: As of `table`.
+      unfinished: As of `table`.
+      otherwise: By a run's folder what is said of one that was evaluated with other settings than the study has now.
 
     Raises:
-      DataError: As `table`.
+      UnmeasuredError: As `table`.
       StorageError: The folder cannot be written.
     """
-    found = table(study, runs, out, failed, unfinished)
+    found = table(study, runs, out, failed, unfinished) | {"evaluated_otherwise": dict(sorted(otherwise.items()))}
     with told_place(out):
         write_json(out / TABLE, found)
         write_durably(out / "table.md", markdown(found))
-    draw(study, runs, out)
     return found
 
 
-def draw(study: StudyConfig, runs: Sequence[Run], out: Path) -> None:
-    """Draws curves.png: the metric at each evaluation, its mean over seeds and their range."""
+def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collection[str] = ()) -> None:
+    """Draws curves.png: the metric at each evaluation, its mean over seeds and their range.
+
+    A mean over fewer seeds than the row has is hollow: a run has not come so far. Runs whose folders are in `left_out`
+    have no part.
+    """
     figure = new_figure(figsize=(7, 4.2), dpi=100)
     axes = figure.add_subplot()
     for cell in dict.fromkeys(run.cell for run in runs):
         for policy in study.policies:
             name = f"{policy}/{study.metric}" if policy else study.metric
             points: dict[int, list[float]] = {}
-            for run in (run for run in runs if run.cell == cell):
-                for row in rows_of(out / run.folder):
+            mine = [run for run in runs if run.cell == cell and run.folder not in left_out]
+            for run in mine:
+                rows: list[dict[str, Any]] = []
+                with contextlib.suppress(DataError):  # of a damaged file, which is told where it counts
+                    rows = rows_of(out / run.folder)
+                for row in rows:
                     if row.get("split") == "eval" and row.get(name) is not None:
                         points.setdefault(row["step"], []).append(row[name])
             steps = sorted(points)
@@ -358,6 +389,10 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path) -> None:
             (line,) = axes.plot(steps, means, marker="o", label=label)
             low, high = [min(points[step]) for step in steps], [max(points[step]) for step in steps]
             axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
+            few = [i for i, step in enumerate(steps) if len(points[step]) < len(mine)]
+            if few:
+                style = {"marker": "o", "linestyle": "none", "color": line.get_color(), "markerfacecolor": "white"}
+                axes.plot([steps[i] for i in few], [means[i] for i in few], **style, label="_fewer seeds")
     axes.set_xlabel("updates")
     axes.set_title(f"{study.metric}: mean over seeds, and their range", fontsize=10)
     axes.grid(alpha=0.3)

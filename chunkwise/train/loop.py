@@ -225,8 +225,11 @@ class _Run:
             self.shardings,
         )
         restored = self.checkpoints.restore(abstract)
+        self.folder.go_on(
+            0 if restored is None else restored[1].step, evaluated=bool(restored and restored[1].evaluated)
+        )
         if restored is None:
-            self.step = 0
+            self.step, position, interacted = 0, None, False
             init = jax.jit(self.task.init, out_shardings=self.shardings)
             key = rngs.key(self.config.run.seed, "init")
             processes.compile_together(init, key)
@@ -235,7 +238,6 @@ class _Run:
                 self.state = self.load(self.state)
             self.checkpoints.prepare(self.state)
             self.folder.cut_metrics(0)
-            position, interacted = None, False
             if note := unfinished_warmup(self.config.optim, self.config.train.steps):
                 print(note, flush=True)
         else:

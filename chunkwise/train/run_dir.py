@@ -33,7 +33,7 @@ from typing import Any
 from chunkwise.checkpoint.prune import evaluation_in
 from chunkwise.checkpoint.saved_steps import SAVES, steps_in
 from chunkwise.config.experiment import ExperimentConfig
-from chunkwise.config.saved import fingerprint, flatten, resume_rules, with_fitting_values, without_younger
+from chunkwise.config.saved import fingerprint, flatten, read_flat, resume_rules, with_fitting_values, without_younger
 from chunkwise.distributed import processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust
@@ -134,7 +134,8 @@ class RunFolder:
             self._require_same_config(config)
         for folder in (self.path, *self.path.glob("rollouts/*/")):
             sweep(folder)
-        write_json(self.path / "config.json", flatten(config))
+        if not holds_run:  # else once all is compared: a start that is refused changes nothing (`go_on`)
+            write_json(self.path / "config.json", flatten(config))
         self._files.enter_context(log_file.logged(self.path))
         self._metrics = Appender(self._files.enter_context(open(self.path / "metrics.jsonl", "ab", buffering=0)))
         self._timing = Appender(self._files.enter_context(open(self.path / "timing.jsonl", "ab", buffering=0)))
@@ -246,6 +247,26 @@ class RunFolder:
             self._loggers = loggers.Loggers(self._config.run.loggers, self.path, flatten(self._config), rows)
             self._files.callback(self._loggers.close)
         return found
+
+    def go_on(self, step: int, *, evaluated: bool) -> None:
+        """Writes config.json of a run whose config, data and checkpoint were compared, and goes on.
+
+        Args:
+          step: Updates behind the checkpoint from which it does; 0 without one.
+          evaluated: Whether these were evaluated: with train.steps of them nothing is left to do, and `eval` stays what
+            the run was measured with.
+
+        Raises:
+          ConfigError: It has more updates than train.steps.
+        """
+        steps, now = self._config.train.steps, flatten(self._config)
+        if step > steps:
+            raise ConfigError(f"{self.path} has {step} updates; expected train.steps of at least that, found {steps}")
+        if processes.is_primary() and self._resume:
+            if step == steps and evaluated:
+                now |= {name: value for name, value in read_flat(self.path).items() if name.startswith("eval.")}
+            with storage_error(self.path, "config.json"):
+                write_json(self.path / "config.json", now)
 
     def finish(self, line: dict[str, Any]) -> None:
         """Writes done.json."""

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from chunkwise.config.experiment import (
+    FREE_AS_A_PLACE,
     FREE_ON_RESUME,
     FilesConfig,
     require_fraction,
@@ -56,7 +57,7 @@ class AugmentConfig:
 class DataConfig(FilesConfig):
     """Driving episodes on disk, or a pack of them, and how their frames become samples."""
 
-    path: str = dataclasses.field(metadata=FREE_ON_RESUME)
+    path: str = dataclasses.field(metadata=FREE_AS_A_PLACE)
     """Folder of episode JSON files with their images, or the pack that `chunkwise pack` wrote."""
     cameras: tuple[str, ...] = CAMERAS
     """Order of the camera axis."""

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from chunkwise.config.experiment import (
+    FREE_AS_A_PLACE,
     FREE_ON_RESUME,
     FilesConfig,
     before_it_was_there,
@@ -141,7 +142,7 @@ def default_cameras() -> dict[str, str]:
 class DataConfig(FilesConfig):
     """A LeRobot dataset (v2.1 or v3.0) or a pack made of one, and how its frames become samples."""
 
-    path: str = dataclasses.field(metadata=FREE_ON_RESUME)
+    path: str = dataclasses.field(metadata=FREE_AS_A_PLACE)
     """Folder of the dataset, or of the pack that `chunkwise pack` wrote."""
     robot: RobotConfig
     cameras: dict[str, str] = dataclasses.field(default_factory=default_cameras)
@@ -176,7 +177,7 @@ class DataConfig(FilesConfig):
     """How dimensions that never move in the data are normalised. openpi: as all others, which divides them by 1e-6, so
     that openpi's policies see the numbers that they were trained on. floored: divided by 0.001, as earlier versions
     did; their runs keep acting so, and go on with it."""
-    norm_stats: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
+    norm_stats: str | None = dataclasses.field(default=None, metadata=FREE_AS_A_PLACE)
     """norm_stats.json, or the folder that holds it; or a folder of LeRobot's pi0 or pi0.5, whose preprocessor has them.
     None computes the statistics from the dataset's tables."""
     default_prompt: str | None = None

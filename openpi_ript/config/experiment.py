@@ -6,6 +6,7 @@ from typing import Literal
 
 from chunkwise.config.augmentation import AugmentationConfig
 from chunkwise.config.experiment import (
+    FREE_AS_A_PLACE,
     FREE_ON_RESUME,
     ExperimentConfig,
     FleetConfig,
@@ -313,7 +314,7 @@ class OpenpiRiptConfig(ExperimentConfig):
     """None: supervised fine-tuning, every action is imitated. Else guided training (CFG-RIPT) on the advantages."""
     augment: AugmentationConfig | None = None
     """Random changes of the training images, on the device; None: they are seen as they were recorded."""
-    tokenizer: str = dataclasses.field(metadata=FREE_ON_RESUME)
+    tokenizer: str = dataclasses.field(metadata=FREE_AS_A_PLACE)
     """PaliGemma's tokenizer.model."""
     weights: str | None = None
     """Where training starts: an openpi checkpoint folder (or the one above its `params`), a .safetensors file of this

@@ -5,6 +5,7 @@ import difflib
 from typing import Literal
 
 from chunkwise.config.experiment import (
+    FREE_AS_A_PLACE,
     FREE_ON_RESUME,
     before_it_was_there,
     require_fraction,
@@ -52,7 +53,7 @@ class EnvConfig:
     """Steps after which an episode that has not succeeded has failed."""
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
     """In place of `max_steps` for some of `tasks`, by name."""
-    initial_states: str = dataclasses.field(default="", metadata=FREE_ON_RESUME)
+    initial_states: str = dataclasses.field(default="", metadata=FREE_AS_A_PLACE)
     """An .npz file of published states in which episodes begin (chunkwise/envs/initial_states.py): evaluations in its
     first rows of each task, groups of rollouts in its last. The run keeps a copy. Empty: states are drawn by seeds."""
     state: tuple[str, ...] = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from chunkwise.config.experiment import (
+    FREE_AS_A_PLACE,
     FREE_ON_RESUME,
     FilesConfig,
     require_fraction,
@@ -19,7 +20,7 @@ FORMATS = ("aloha_hdf5", "ogbench_npz", "lerobot")
 class DataConfig(FilesConfig):
     """Episodes on disk and the pool that is drawn from them (specification: the pool loader)."""
 
-    path: str = dataclasses.field(metadata=FREE_ON_RESUME)
+    path: str = dataclasses.field(metadata=FREE_AS_A_PLACE)
     """Folder of ALOHA-layout HDF5 episodes, an OGBench .npz file or a folder of several, or a LeRobot folder; of a
     reader of your own, its files."""
     format: str = "aloha_hdf5"
@@ -87,7 +88,7 @@ class DataConfig(FilesConfig):
     action_norm: Normalization = "none"
     """Policies give out -1 .. 1 of it: min_max alone reaches every recorded action (docs/data_formats.md)."""
     observation_norm: Normalization = "none"
-    norm_stats: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
+    norm_stats: str | None = dataclasses.field(default=None, metadata=FREE_AS_A_PLACE)
     """JSON of statistics to use; None computes them in a streaming pass and keeps them beside the run."""
     read_threads: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Threads that build batches ahead; 0 builds them where they are used, best for state-only batches."""

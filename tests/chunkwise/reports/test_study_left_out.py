@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from chunkwise.config.experiment import RunConfig
 from chunkwise.config.study import Run, StudyConfig, runs_of
@@ -51,7 +52,7 @@ def test_a_finished_run_that_goes_on_to_more_updates_is_on_its_way(tmp_path: Pat
     with RunFolder(dataclasses.replace(runs[0].config, run=RunConfig(dir=str(tmp_path / "new"))), "qchunk"):
         pass
     (tmp_path / "new/config.json").rename(tmp_path / runs[0].folder / "config.json")
-    for step, said in ((40, "at step 45 of 60"), (80, "finished with another config")):
+    for step, said in ((40, "at step 45 of 60"), (80, "has 80 updates, where the study has train.steps 60")):
         (tmp_path / runs[0].folder / "done.json").write_text(json.dumps({"step": step}))
         assert unfinished(study, runs, tmp_path) == {runs[0].folder: said}
 
@@ -68,6 +69,46 @@ def test_the_command_leaves_it_out_too(tmp_path: Path):
     assert program.main([str(file), "--out", str(tmp_path), "--table"], show=shown.append) == 0
     assert "no score" in shown[0]
     assert "debug/seed_0: at step 20 of" in shown[0]
+
+
+def test_a_run_with_a_damaged_file_fails_alone(tmp_path: Path):
+    """The table of the others is written, and their curves; a row's name may have a bar."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), grid={"data.path": ("a|b", "c")})
+    runs = runs_of(study)
+    for run in runs:
+        write_metrics(tmp_path / run.folder, row(20))
+    with open(tmp_path / runs[0].folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2\n')
+    found = study_table.write(study, runs, tmp_path, {}, {})
+    assert [list(one["by_seed"]) for one in found["rows"]] == [["1"], ["0", "1"]]
+    assert list(found["failed"]) == [runs[0].folder]
+    assert "metrics.jsonl, line 2: expected JSON" in found["failed"][runs[0].folder]
+    assert "| data.path=a\\|b | 0.5 |" in (tmp_path / "table.md").read_text()
+    study_table.draw(study, runs, tmp_path)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_are_of_the_runs_of_the_study_and_show_where_seeds_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One of three has come to step 20 alone, and one was made with another config."""
+    figures: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: (figures.append(figure), Path(path).touch()))
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2))
+    runs = runs_of(study)
+    for run, steps in zip(runs, ((10, 20), (10,), (10, 20, 30)), strict=True):
+        write_metrics(tmp_path / run.folder, *(row(step) | {"policy/success": step / 100} for step in steps))
+    study_table.draw(study, runs, tmp_path, {runs[2].folder})
+    line, hollow = figures[0].axes[0].lines
+    assert (list(line.get_xdata()), list(hollow.get_xdata())) == ([10, 20], [20])
+    assert hollow.get_markerfacecolor() == "white"
+    assert not program._is_drawn(runs[0], tmp_path, ()), "no run has a config.json yet"
+    with RunFolder(dataclasses.replace(runs[0].config, run=RunConfig(dir=str(tmp_path / "new"))), "qchunk"):
+        pass
+    (tmp_path / "new/config.json").rename(tmp_path / runs[0].folder / "config.json")
+    (other,) = runs_of(dataclasses.replace(study, seeds=(0,), flags=("--agent.horizon", "2")))
+    drawn = [program._is_drawn(run, tmp_path, failed) for run, failed in ((runs[0], ()), (runs[0], {other.folder}))]
+    assert (drawn, program._is_drawn(other, tmp_path, ())) == ([True, False], False)
 
 
 def test_a_metric_that_no_evaluation_has_is_named(tmp_path: Path):

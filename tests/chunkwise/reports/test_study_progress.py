@@ -28,6 +28,7 @@ def test_a_run_is_evaluated_again_where_the_study_s_flags_changed(tmp_path: Path
         file.write_text(json.dumps({"step": steps, "outcomes": episodes}))
 
     write(True)
+    monkeypatch.setattr(program, "evaluated_otherwise", lambda *_: "")
     monkeypatch.setattr(program, "is_finished", lambda *_: True)
     monkeypatch.setattr(study_progress, "is_finished", lambda *_: True)
     asked: list[str] = []
@@ -58,7 +59,9 @@ def test_a_run_is_evaluated_again_where_the_study_s_flags_changed(tmp_path: Path
         study_table.evaluated_step(folder, ())
 
 
-def test_a_finished_run_that_was_evaluated_otherwise_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_finished_run_that_was_evaluated_otherwise_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     study = StudyConfig(config="qchunk/debug", seeds=(0,))
     (run,) = runs_of(study)
     where = dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, dir=str(tmp_path / run.folder)))
@@ -73,6 +76,17 @@ def test_a_finished_run_that_was_evaluated_otherwise_is_said(tmp_path: Path, cap
     assert "finished before" in said
     assert "warning: eval.final_episodes was" in said
     assert "the study has 7" in said
+    assert '("--episodes", "50")' in said
+    asked = dataclasses.replace(study, evaluate=())  # which takes from the run what it does not say itself
+    monkeypatch.setattr(program, "_call", lambda *_: "")
+    assert program._one(asked, more, tmp_path, program.Processes()) == ""
+    assert "warning: eval.final_episodes was" in (said := "".join(capsys.readouterr()))
+    assert "say it there" in said
+    told = {run.folder: "eval.final_episodes was 50, the study has 7"}
+    monkeypatch.setattr(study_table, "score", lambda *_: {"score": 0.5, "episodes": 50, "states": {}})
+    found = study_table.write(study, (run,), tmp_path, {}, {}, told)
+    heading = "Evaluated with other settings than the study has now"
+    assert f"{heading}:\n\n- {run.folder}: {told[run.folder]}" in study_table.markdown(found)
 
 
 def test_an_evaluation_outlives_a_study_whose_config_the_run_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -93,3 +107,38 @@ def test_an_evaluation_outlives_a_study_whose_config_the_run_refuses(tmp_path: P
     (folder / "done.json").write_text(json.dumps({"step": steps - 1}))
     program._one(study, run, tmp_path, program.Processes())
     assert not (folder / study_table.EVALUATION).exists(), "the run goes on, and the evaluation is of fewer updates"
+
+
+def test_a_finished_run_whose_data_lie_elsewhere_is_begun_again_and_compares(tmp_path: Path):
+    """Whether the same is there the run says, with 0 or 78; the same place by another name is no other place."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), flags=("--data.path", str(tmp_path / "data")))
+    (run,) = runs_of(study)
+    where = dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, dir=str(tmp_path / run.folder)))
+    with RunFolder(where, "test"):
+        pass
+    (tmp_path / run.folder / "done.json").write_text(json.dumps({"step": where.train.steps}))
+    for place, finished in (("data", True), ("link", True), ("x/../data", True), ("other", False)):
+        (moved,) = runs_of(dataclasses.replace(study, flags=("--data.path", str(tmp_path / place))))
+        assert study_progress.is_finished(moved, tmp_path) == finished
+        said = {} if finished else {run.folder: "finished with another data.path; not compared yet"}
+        left_out = study_progress.unfinished(study, [moved], tmp_path)
+        assert left_out.get(run.folder, "") == said.get(run.folder, left_out.get(run.folder, ""))
+        assert finished or left_out == said
+
+
+def test_an_evaluation_outlives_a_study_of_fewer_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=())
+    (run,) = runs_of(study)
+    folder, steps = tmp_path / run.folder, run.config.train.steps
+    where = dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, dir=str(folder)))
+    with RunFolder(where, "test"):
+        pass
+    (folder / "done.json").write_text(json.dumps({"step": steps + 5}))
+    study_table.begin_evaluation(folder, ())
+    (folder / study_table.EVALUATION).write_text(json.dumps({"step": steps + 5, "outcomes": [{}]}))
+    said = f"ended with 78: error: has {steps + 5} updates"
+    monkeypatch.setattr(program, "_call", lambda *_: said)
+    assert program._one(study, run, tmp_path, program.Processes()) == said
+    assert (folder / study_table.EVALUATION).exists()

@@ -20,6 +20,7 @@ from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from chunkwise.train import machine, run_dir
 from chunkwise.train.run_dir import Appender, RunFolder, storage_error
+from configs.qchunk.debug import get_config
 from tests.chunkwise.calls import Calls
 from tests.chunkwise.distributed.test_processes import run_two
 from tests.chunkwise.toy import ToyConfig, toy_config
@@ -84,8 +85,30 @@ def test_a_run_goes_on_with_its_own_config_alone_also_before_its_first_save(
             RunFolder(other, "toy")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=40))
-    with RunFolder(resumed(longer), "toy"):
+    with RunFolder(resumed(longer), "toy") as folder:
+        saved = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        assert (tmp_path / "config.json").read_bytes() == before["config.json"], "what it would go on from is not known"
+        with pytest.raises(ConfigError, match=r"has 41 updates; expected train\.steps of at least that, found 40"):
+            folder.go_on(41, evaluated=False)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == saved
+        folder.go_on(40, evaluated=False)
         assert json.loads((tmp_path / "config.json").read_text())["train.steps"] == 40
+
+
+def test_a_run_at_its_end_keeps_the_settings_that_it_was_measured_with(tmp_path: Path):
+    """Evaluated, it is not evaluated again; where its data lie now is written down all the same."""
+    config = get_config()
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(tmp_path)))
+    with RunFolder(config, "debug") as folder:
+        folder.log(1, "train", {"loss": 0.5})
+    measured = dataclasses.replace(config.eval, final_episodes=config.eval.final_episodes + 5)
+    moved = dataclasses.replace(config, eval=measured, data=dataclasses.replace(config.data, path="elsewhere"))
+    moved = dataclasses.replace(moved, run=dataclasses.replace(moved.run, resume=True))
+    for evaluated, episodes in ((True, config.eval.final_episodes), (False, measured.final_episodes)):
+        with RunFolder(moved, "debug") as folder:
+            folder.go_on(config.train.steps, evaluated=evaluated)
+        saved = json.loads((tmp_path / "config.json").read_text())
+        assert (saved["eval.final_episodes"], saved["data.path"]) == (episodes, "elsewhere")
 
 
 def test_the_default_folder_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -68,6 +68,22 @@ def test_formulas_are_measured_where_their_speed_is_known(tmp_path: Path, monkey
     ]
 
 
+def test_runs_of_other_drives_have_a_table_of_their_own_where_no_speed_is_known() -> None:
+    """By the mean trajectory's error then; it does not part runs where a speed is known."""
+
+    def result(mean: float, straight: float | None) -> dict[str, Any]:
+        values = {"mean_trajectory": mean, "constant_velocity": straight, "model": mean / 2}
+        rows = {
+            name: {} if value is None else {"ade_1s": {"mean": value, "low": None, "high": None}}
+            for name, value in values.items()
+        }
+        return {"kind": "waypoints", "split": "test", "drives": 1, "rows": rows}
+
+    for straight, tables in ((None, 2), (5.0, 1)):
+        found = evaluate.table([("slow", result(1.0, straight)), ("fast", result(9.0, straight))])
+        assert found.count("| waypoints, 1 test drives |") == tables
+
+
 def test_cuts_of_one_recording_count_as_one_drive(tmp_path: Path) -> None:
     """Eighteen cuts of three recordings had an interval, and a narrow one; episodes of their own are what they were."""
     for i in range(18):
