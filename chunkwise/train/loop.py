@@ -225,9 +225,7 @@ class _Run:
             self.shardings,
         )
         restored = self.checkpoints.restore(abstract)
-        self.folder.go_on(
-            0 if restored is None else restored[1].step, evaluated=bool(restored and restored[1].evaluated)
-        )
+        self.folder.go_on(*((0, False) if restored is None else (restored[1].step, restored[1].evaluated)))
         if restored is None:
             self.step, position, interacted = 0, None, False
             init = jax.jit(self.task.init, out_shardings=self.shardings)

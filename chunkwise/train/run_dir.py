@@ -248,7 +248,7 @@ class RunFolder:
             self._files.callback(self._loggers.close)
         return found
 
-    def go_on(self, step: int, *, evaluated: bool) -> None:
+    def go_on(self, step: int, evaluated: bool) -> None:
         """Writes config.json of a run whose config, data and checkpoint were compared, and goes on.
 
         Args:

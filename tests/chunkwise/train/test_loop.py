@@ -16,7 +16,8 @@ import pytest
 from chunkwise.checkpoint.reader import read_newest
 from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig, RunConfig, TrainConfig
 from chunkwise.distributed import processes
-from chunkwise.errors import MismatchError, NonFiniteError, PreemptedError
+from chunkwise.config.saved import read_flat
+from chunkwise.errors import ConfigError, MismatchError, NonFiniteError, PreemptedError
 from chunkwise.train import rngs
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
@@ -172,6 +173,10 @@ def test_a_finished_run_can_be_resumed_and_lengthened(tmp_path: Path):
     longer = TrainConfig(steps=30, batch_size=8, log_every=5, eval_every=8)
     at_once = train(toy_config(tmp_path / "b", train=longer))
     assert train(dataclasses.replace(resumed(config), train=longer)) == at_once
+    assert read_flat(tmp_path / "a")["train.steps"] == 30
+    with pytest.raises(ConfigError, match=r"has 30 updates; expected train\.steps of at least that, found 20"):
+        train(resumed(config))
+    assert read_flat(tmp_path / "a")["train.steps"] == 30, "what is refused changes nothing"
 
 
 @pytest.mark.parametrize(

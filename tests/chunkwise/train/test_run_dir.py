@@ -89,9 +89,9 @@ def test_a_run_goes_on_with_its_own_config_alone_also_before_its_first_save(
         saved = {path: path.read_bytes() for path in tmp_path.iterdir()}
         assert (tmp_path / "config.json").read_bytes() == before["config.json"], "what it would go on from is not known"
         with pytest.raises(ConfigError, match=r"has 41 updates; expected train\.steps of at least that, found 40"):
-            folder.go_on(41, evaluated=False)
+            folder.go_on(41, False)
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == saved
-        folder.go_on(40, evaluated=False)
+        folder.go_on(40, False)
         assert json.loads((tmp_path / "config.json").read_text())["train.steps"] == 40
 
 
@@ -106,7 +106,7 @@ def test_a_run_at_its_end_keeps_the_settings_that_it_was_measured_with(tmp_path:
     moved = dataclasses.replace(moved, run=dataclasses.replace(moved.run, resume=True))
     for evaluated, episodes in ((True, config.eval.final_episodes), (False, measured.final_episodes)):
         with RunFolder(moved, "debug") as folder:
-            folder.go_on(config.train.steps, evaluated=evaluated)
+            folder.go_on(config.train.steps, evaluated)
         saved = json.loads((tmp_path / "config.json").read_text())
         assert (saved["eval.final_episodes"], saved["data.path"]) == (episodes, "elsewhere")
 
