@@ -15,8 +15,8 @@ import pytest
 
 from chunkwise.checkpoint.reader import read_newest
 from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig, RunConfig, TrainConfig
-from chunkwise.distributed import processes
 from chunkwise.config.saved import read_flat
+from chunkwise.distributed import processes
 from chunkwise.errors import ConfigError, MismatchError, NonFiniteError, PreemptedError
 from chunkwise.train import rngs
 from chunkwise.train.loop import fit
