@@ -12,6 +12,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import functools
+import itertools
 import os
 import re
 import shlex
@@ -51,6 +52,8 @@ ASK_AGAIN = 0.2
 """Seconds between two looks at a process."""
 BUSY_SECONDS = 5.0
 """Between two tries for a run that another process has open: one of an earlier start of the study."""
+MOST_LINES = 4
+"""Of a run's error that a study says; the log has all."""
 WATCH_SECONDS = 2.0
 """Between two looks at runs that are trained elsewhere."""
 
@@ -196,7 +199,10 @@ def _call(processes: Processes, words: Sequence[str], log: Path, name: str) -> s
     with open(log, "rb") as file:
         file.seek(before)  # an earlier start may have failed for another reason
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
+    errors = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    first = errors[-1] if errors else len(lines) - 1
+    more = itertools.takewhile(lambda line: line.startswith("  "), lines[first + 1 :])  # such as which files differ
+    said = " ".join([*lines[max(first, 0) : first + 1], *(line.strip() for line in more)][:MOST_LINES])
     why = f"ended with {code}: {said}"
     say(f"{name}: {why} (all of it in {log})", error=True)
     return why

@@ -393,6 +393,11 @@ def test_what_is_said_of_a_run_that_failed_is_its_error(tmp_path: Path):
     assert (
         program._call(program.Processes(), [sys.executable, "-c", lines], log, "x") == "ended with 65: error: the last"
     )
+    listed = "print('error: files differ:\\n  a\\n  b\\nRestore them'); raise SystemExit(78)"
+    assert (
+        program._call(program.Processes(), [sys.executable, "-c", listed], log, "x")
+        == "ended with 78: error: files differ: a b"
+    )
     killed = "import os; print('no error', flush=True); os.kill(os.getpid(), 9)"
     assert program._call(program.Processes(), [sys.executable, "-c", killed], log, "x") == "ended with -9: no error"
     assert program._call(program.Processes(), [sys.executable, "-c", "exit(3)"], log, "x") == "ended with 3: "
