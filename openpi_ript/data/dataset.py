@@ -33,6 +33,7 @@ from openpi_ript.config.data import AdvantageConfig, DataConfig
 from openpi_ript.data import norm
 from openpi_ript.data.advantage import label, process
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
+from openpi_ript.data.doubts import doubts
 from openpi_ript.data.returns import Returns, ReturnSample
 from openpi_ript.data.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash
 from openpi_ript.robots.adapter import Adapter, find_adapter
@@ -69,6 +70,8 @@ class TrainingData:
     """How many advantages each step of their shaping replaced, see `advantage.process`; empty without advantages."""
     notes: tuple[str, ...]
     """What a user should know: the state's adaptation, groups, replaced values, skipped episodes."""
+    refused: tuple[str, ...] = ()
+    """Those of `notes` for which a new training ends, see `Doubts`; one that goes on does as it did."""
     returns: Returns | None = None
     """Tells what came of each frame, where chunks are labelled by a value."""
 
@@ -184,7 +187,9 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
             )
     elif (config.state_norm, config.action_norm) != ("none", "none"):
         stats = norm.dataset_stats(table.only(~held) if held.any() else table, config, adapter=adapter)
-    to_openpi = _to_openpi(table, config, stats, adapter, notes)
+    to_openpi = _to_openpi(config, stats, adapter)
+    found = doubts(table, config, stats, adapter)
+    notes += found.notes
     rollouts, kept, replaced = _rollouts(table, config, starts, held, notes)
     rows, held_rows = (np.flatnonzero(np.repeat(kept & side, table.lengths)) for side in (~held, held))
     if not rows.size or (held.any() and not held_rows.size):
@@ -207,6 +212,7 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
         held_rows=held_rows,
         replaced=replaced,
         notes=tuple(notes),
+        refused=found.refused,
     )
 
 
@@ -337,24 +343,18 @@ def _relative_notes(table: FrameTable, config: DataConfig, adapter: Adapter) -> 
             )
 
 
-def _to_openpi(
-    table: FrameTable, config: DataConfig, stats: Mapping[str, NormStats], adapter: Adapter, notes: list[str]
-) -> ToOpenPi:
-    """The transform of layer 1; appends what is remarkable about the statistics to `notes`."""
-    robot = config.robot
+def _to_openpi(config: DataConfig, stats: Mapping[str, NormStats], adapter: Adapter) -> ToOpenPi:
+    """The transform of layer 1."""
     for name, mode in (("state", config.state_norm), ("actions", config.action_norm)):
         if mode != "none" and name not in stats:
             raise DataError(f"{config.norm_stats}: expected statistics of {name!r}, found {sorted(stats)}")
-    (state, remarks), (action, more) = norm.affines(config, stats)
-    notes += [*remarks, *more]
-    if config.state_norm != "none":
-        notes.extend(norm.plausible(state.apply(adapter.state(table.columns[config.state_key])), "state"))
+    state, action = norm.affines(config, stats)
     return ToOpenPi(
         cameras=config.cameras,
         image_size=config.image_size,
-        robot=robot,
-        state=state,
-        action=action,
+        robot=config.robot,
+        state=state[0],
+        action=action[0],
         default_prompt=config.default_prompt,
         adapter=adapter,
     )
