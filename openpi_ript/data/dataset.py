@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 
 from chunkwise.data import holdout
-from chunkwise.data.groups import rloo, uniform_groups
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, read_meta
 from chunkwise.data.lerobot.tables import INDEX_COLUMNS, FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
@@ -29,13 +28,13 @@ from chunkwise.data.stream import EpochOrder, StreamConfig, batches_of_run, iter
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
-from openpi_ript.config.data import AdvantageConfig, DataConfig
+from openpi_ript.config.data import DataConfig
 from openpi_ript.data import norm
-from openpi_ript.data.advantage import label, process
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.doubts import doubts
+from openpi_ript.data.outcomes import rollouts_of, starts_of
 from openpi_ript.data.returns import Returns, ReturnSample
-from openpi_ript.data.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash
+from openpi_ript.data.transforms import RawSample, RiptSample, ToOpenPi, ToRipt
 from openpi_ript.robots.adapter import Adapter, find_adapter
 
 
@@ -174,7 +173,7 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     _check_against_config(table, config)
     notes += [f"skipped {line}" for line in list_problems(skipped)]
     notes += [config.robot.adaptation, *_relative_notes(table, config, adapter)]
-    starts = _starts(table, config)
+    starts = starts_of(table, config)
     held = _held_out(table, config, starts, notes)
     source = norm.stats_source(table, config)
     stats: Mapping[str, NormStats] = {}
@@ -190,7 +189,7 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     to_openpi = _to_openpi(config, stats, adapter)
     found = doubts(table, config, stats, adapter)
     notes += found.notes
-    rollouts, kept, replaced = _rollouts(table, config, starts, held, notes)
+    rollouts, kept, replaced = rollouts_of(table, config, starts, held, notes)
     rows, held_rows = (np.flatnonzero(np.repeat(kept & side, table.lengths)) for side in (~held, held))
     if not rows.size or (held.any() and not held_rows.size):
         whose = " that data.holdout keeps for evaluation" if rows.size else ""
@@ -360,13 +359,6 @@ def _to_openpi(config: DataConfig, stats: Mapping[str, NormStats], adapter: Adap
     )
 
 
-def _starts(table: FrameTable, config: DataConfig) -> Sequence[tuple[str, str]]:
-    """Hash of the initial state, and prompt, of each episode."""
-    states, prompts = (table.columns[key][table.starts] for key in (config.init_key or config.state_key, "task_index"))
-    hashes = [init_hash(np.atleast_1d(state)) for state in states]
-    return list(zip(hashes, [table.tasks[index] for index in prompts.tolist()], strict=True))
-
-
 def _held_out(
     table: FrameTable, config: DataConfig, starts: Sequence[tuple[str, str]], notes: list[str]
 ) -> Bool[np.ndarray, " e"]:
@@ -387,81 +379,3 @@ def _held_out(
         )
     notes.append(f"data.holdout {config.holdout:g}: {held.sum()} of {len(held)} episodes are kept for evaluation alone")
     return held
-
-
-def _rollouts(
-    table: FrameTable,
-    config: DataConfig,
-    starts_of: Sequence[tuple[str, str]],
-    held: Bool[np.ndarray, " e"],
-    notes: list[str],
-) -> tuple[Rollouts, np.ndarray, Mapping[str, int]]:
-    """Outcome and advantage of each episode, whether its frames are drawn, what was replaced; appends to `notes`.
-
-    Rollouts that are held out are compared with one another alone, and have no part in the others' advantages.
-    """
-    starts, columns = table.starts, table.columns
-    known = [key for key in (config.reward_key, config.success_key) if key in columns]
-    if config.advantage is not None and not known:
-        raise DataError(
-            f"{config.path}: expected {config.reward_key!r} or {config.success_key!r} to compute advantages from, "
-            "found neither; name the columns in data.reward_key, data.success_key, or set data.advantage to None"
-        )
-    success = np.ones(len(starts), bool)
-    if config.success_key in known:
-        success = np.logical_or.reduceat(columns[config.success_key].astype(bool), starts)
-    reward = success.astype(np.float64)
-    if config.reward_key in known:
-        reward = np.add.reduceat(columns[config.reward_key].astype(np.float64), starts)
-        if config.success_key not in known:
-            success = reward > 0
-            if not success.any():
-                notes.append(
-                    f"no episode counts as a success: there is no column {config.success_key!r} (data.success_key), "
-                    f"and no sum of {config.reward_key!r} is above 0"
-                )
-    raw, advantage = np.ones(len(starts)), np.ones(len(starts))
-    kept = np.ones(len(starts), bool)
-    replaced: Mapping[str, int] = {}
-    said: Sequence[str] = ()
-    if config.advantage is not None:
-        for side in (held, ~held):
-            if side.any():
-                names = [starts_of[index] for index in np.flatnonzero(side).tolist()]
-                raw[side], advantage[side], kept[side], replaced, said = _advantages(
-                    reward[side], names, config.advantage
-                )
-        notes.extend(said)
-    rollouts = Rollouts(
-        init_hash=[name for name, _ in starts_of],
-        success=success,
-        reward=reward,
-        length=table.lengths,
-        raw_advantage=raw,
-        advantage=advantage.astype(np.float32),
-        optimality=label(raw),
-    )
-    return rollouts, kept, replaced
-
-
-def _advantages(
-    reward: Float64[np.ndarray, " n"], starts: Sequence[tuple[str, str]], config: AdvantageConfig
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Mapping[str, int], Sequence[str]]:
-    """Raw and shaped advantage of each rollout, whether it is drawn, what was replaced, and notes."""
-    by = {
-        "init_hash": [" ".join(start) for start in starts],
-        "task": [prompt for _, prompt in starts],
-        "dataset": [""] * len(starts),
-    }
-    groups = np.unique(by[config.group_by], return_inverse=True)[1]
-    raw = rloo(reward, groups)
-    uniform = uniform_groups(reward, groups)
-    kept = ~uniform if config.uniform_groups == "drop" else np.ones(len(starts), bool)
-    advantage = np.zeros(len(starts))
-    advantage[kept], replaced = process(raw[kept], config)
-    notes = (
-        f"{groups.max() + 1} groups of rollouts by {config.group_by}; {int(uniform.sum())} of "
-        f"{len(starts)} rollouts are in groups of one or of equal rewards ({config.uniform_groups})",
-        f"advantages: {int((raw > 0).sum())} positive; replaced: {replaced}",
-    )
-    return raw, advantage, kept, replaced, notes

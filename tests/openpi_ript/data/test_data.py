@@ -22,6 +22,7 @@ from openpi_ript.data import norm
 from openpi_ript.data.advantage import process
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import TrainingData, make_batches, open_data
+from openpi_ript.data.outcomes import success_tells_apart
 from openpi_ript.data.pack import pack
 from openpi_ript.data.transforms import init_hash
 from openpi_ript.inspect import Inspection, inspect
@@ -393,3 +394,39 @@ def test_rewards_that_no_success_is_told_by_are_noted(tmp_path: Path) -> None:
         episode.reward -= 1
     notes = open_data(config(write_v21(tmp_path / "less", episodes, "image"), success_key="none")).notes
     assert any("no episode counts as a success" in note for note in notes)
+
+
+def test_labels_that_contradict_the_successes_are_noted(tmp_path: Path) -> None:
+    """-1 a step, and 0 where the last episode succeeds: failures of 3 and 4 steps have larger sums, -3 and -4 to -5."""
+    episodes = rollouts()
+    for episode in episodes:
+        episode.reward[:] = -1
+    episodes[5].success[-1] = True
+    episodes[5].reward[-1] = 0
+    root = write_v21(tmp_path / "set", episodes, "image")
+    data = open_data(config(root, advantage=AdvantageConfig()))
+    # Of -7, -5, -9 the first, a success, is the mean of the others, and contradicts nothing; so is -4 of -3, -4, -5.
+    assert data.to_ript.rollouts.optimality.tolist() == [2, 1, 0, 1, 2, 0]
+    (line,) = [note for note in data.notes if "contradict" in note]
+    assert line.startswith(
+        "2 labels contradict 'next.success': in 1 groups a failure is positive and a success negative"
+    )
+    assert line.endswith("set data.reward_key none to label by success")
+    by_success = open_data(config(root, advantage=AdvantageConfig(), reward_key="none"))
+    assert by_success.to_ript.rollouts.optimality.tolist() == [1, 0, 0, 0, 0, 1]
+    assert not any("contradict" in note for note in by_success.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [({}, True), ({"reward_key": "none"}, False), ({"success_key": "none"}, False), ({"init_key": "action"}, False)],
+)
+def test_successes_that_would_tell_apart_what_rewards_do_not(
+    tmp_path: Path, changes: dict[str, Any], found: bool
+) -> None:
+    """With the first action as the start each rollout is alone."""
+    episodes = rollouts()
+    for episode in episodes:
+        episode.reward[:] = 0
+    data = open_data(config(write_v21(tmp_path / "set", episodes, "image"), advantage=AdvantageConfig(), **changes))
+    assert success_tells_apart(data.table, data.config) == found
