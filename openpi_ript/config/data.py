@@ -180,7 +180,9 @@ class DataConfig(FilesConfig):
     """norm_stats.json, or the folder that holds it; or a folder of LeRobot's pi0 or pi0.5, whose preprocessor has them.
     None computes the statistics from the dataset's tables."""
     default_prompt: str | None = None
-    """Prompt of frames whose task is an empty string; None refuses them."""
+    """Prompt of frames whose task is an empty string; None refuses them. A policy takes it where none is sent."""
+    prompt_from_task: bool = True
+    """Whether a frame's prompt is its task. False: every frame's is default_prompt, as in openpi's ALOHA configs."""
     advantage: AdvantageConfig | None = None
     """None: no rollouts, every sample weighs 1 and is labelled positive (supervised fine-tuning)."""
     holdout: float = 0.0
@@ -206,3 +208,8 @@ class DataConfig(FilesConfig):
             raise ValueError(f"data.holdout is {self.holdout}; expected 0 or above, and below 1")
         if self.fps is not None and self.fps <= 0:
             raise ValueError(f"data.fps is {self.fps}; expected a number above 0, or None")
+        if not self.prompt_from_task and not (self.default_prompt or "").strip():
+            raise ValueError(
+                f"data.prompt_from_task is False and data.default_prompt {self.default_prompt!r}; expected a prompt in "
+                "words, which every frame then has"
+            )

@@ -176,6 +176,7 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     starts = starts_of(table, config)
     held = _held_out(table, config, starts, notes)
     source = norm.stats_source(table, config)
+    table = _with_prompts(table, config, notes)
     stats: Mapping[str, NormStats] = {}
     if config.norm_stats is not None:
         stats = norm.named_stats(config.norm_stats, config, source)
@@ -340,6 +341,22 @@ def _relative_notes(table: FrameTable, config: DataConfig, adapter: Adapter) -> 
                 f"{config.action_key}: subtracting the state makes every dimension of {dims} vary more; if the "
                 "dataset's actions are relative already, set robot.relative_dims to ()"
             )
+
+
+def _with_prompts(table: FrameTable, config: DataConfig, notes: list[str]) -> FrameTable:
+    """The table with the prompts that frames are trained on as its tasks."""
+    default = config.default_prompt
+    if default is None:
+        return table
+    if not config.prompt_from_task:
+        notes.append(f"every frame's prompt is data.default_prompt, {default!r}, as data.prompt_from_task False says")
+        return dataclasses.replace(table, tasks=dict.fromkeys(table.tasks, default))
+    if all(table.tasks[index].strip() for index in np.unique(table.columns["task_index"]).tolist()):
+        notes.append(
+            f"data.default_prompt, {default!r}, is the prompt of no frame: each has its task. To train on the prompt "
+            "that a policy takes where none is sent, set data.prompt_from_task False"
+        )
+    return table
 
 
 def _to_openpi(config: DataConfig, stats: Mapping[str, NormStats], adapter: Adapter) -> ToOpenPi:

@@ -352,7 +352,25 @@ def test_a_task_without_words_is_refused(tmp_path: Path) -> None:
     (root / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "go"}\n{"task_index": 1, "task": ""}\n')
     with pytest.raises(DataError, match=r"an instruction for tasks \[1\], found ''"):
         open_data(config(root))
-    assert open_data(config(root, default_prompt="move")).sample(21)["prompt"] == "move"
+    data = open_data(config(root, default_prompt="move"))
+    assert data.sample(21)["prompt"] == "move"
+    assert not any("is the prompt of no frame" in note for note in data.notes)
+
+
+def test_every_frame_has_the_default_prompt_where_it_is_asked_for(tmp_path: Path) -> None:
+    """Groups stay those of the tasks: the first one's rollouts are compared with one another, the second's too."""
+    root = write_v21(tmp_path / "set", rollouts(), "image")
+    grouped = config(root, default_prompt="move", advantage=AdvantageConfig(group_by="task"))
+    plain, one = open_data(grouped), open_data(dataclasses.replace(grouped, prompt_from_task=False))
+    assert {plain.sample(row)["prompt"] for row in plain.rows.tolist()} == set(TASKS)
+    assert {one.sample(row)["prompt"] for row in one.rows.tolist()} == {"move"}
+    assert one.stats_source == plain.stats_source
+    np.testing.assert_array_equal(one.to_ript.rollouts.optimality, plain.to_ript.rollouts.optimality)
+    assert one.to_ript.rollouts.optimality.tolist() == [1, 0, 0, 2, 2, 2]
+    assert any(note.startswith("data.default_prompt, 'move', is the prompt of no frame") for note in plain.notes)
+    assert "every frame's prompt is data.default_prompt, 'move', as data.prompt_from_task False says" in one.notes
+    with pytest.raises(ValueError, match=r"data\.prompt_from_task is False and data.default_prompt None"):
+        config(root, prompt_from_task=False)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
