@@ -1,12 +1,14 @@
 """Every setting of the data path, from a LeRobot dataset to a training batch, as frozen dataclasses. No jax here."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     FilesConfig,
     before_it_was_there,
+    none_stands_for,
     require_defaults,
     require_non_negative,
     require_positive,
@@ -17,14 +19,25 @@ ADAPTED = {"aloha": (14, 14), "droid": (8, 8), "libero": (8, 7), "ur5": (7, 7)}
 """Widths of state and action of the robots that openpi_ript/robots knows."""
 
 
+NARROWEST = 14
+"""Width of the specification's state, to which narrower ones are padded."""
+
+
+def _uncut(beside: Mapping[str, Any]) -> int | None:
+    """What robot.target_state_dim None is, of the fields beside it; None where a damaged file lacks them."""
+    width = beside.get("state_dim")
+    return max(NARROWEST, width) if isinstance(width, int) else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RobotConfig:
     """Widths of a robot's state and action, and how they enter a sample."""
 
     state_dim: int
     """Width of the state in the dataset; a dataset of another width is refused."""
-    target_state_dim: int = 14
-    """Width of the state in a sample: normalised values, then zeros (or the first values, if it is the smaller)."""
+    target_state_dim: int | None = dataclasses.field(default=None, metadata=none_stands_for(_uncut))
+    """Width of the state in a sample: normalised values, then zeros (or the first values, if it is the smaller). None:
+    14, or state_dim where that is more, so that nothing is cut off."""
     action_dim: int = 7
     """Width of the action in the dataset and in a sample."""
     relative_dims: tuple[int, ...] = ()
@@ -35,7 +48,9 @@ class RobotConfig:
     libero, ur5, or `module:factory` of your own."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "state_dim", "target_state_dim", "action_dim")
+        require_positive(
+            self, "state_dim", "action_dim", *(() if self.target_state_dim is None else ("target_state_dim",))
+        )
         if self.adapter != "none" and self.adapter not in ADAPTED and ":" not in self.adapter:
             raise ValueError(
                 f"robot.adapter is {self.adapter!r}; expected none, {', '.join(ADAPTED)}, or module:factory of your own"
@@ -55,14 +70,19 @@ class RobotConfig:
             )
 
     @property
+    def sample_state_dim(self) -> int:
+        """Width of the state in a sample."""
+        return max(NARROWEST, self.state_dim) if self.target_state_dim is None else self.target_state_dim
+
+    @property
     def adaptation(self) -> str:
         """What happens to the state's width, in words."""
-        change = self.target_state_dim - self.state_dim
+        change = self.sample_state_dim - self.state_dim
         if change > 0:
-            return f"state {self.state_dim} -> {self.target_state_dim}: {change} zeros appended after normalisation"
+            return f"state {self.state_dim} -> {self.sample_state_dim}: {change} zeros appended after normalisation"
         if change < 0:
-            return f"state {self.state_dim} -> {self.target_state_dim}: the last {-change} values are cut off"
-        return f"state {self.state_dim} -> {self.target_state_dim}: as it is"
+            return f"state {self.state_dim} -> {self.sample_state_dim}: the last {-change} values are cut off"
+        return f"state {self.state_dim} -> {self.sample_state_dim}: as it is"
 
 
 PANDA = RobotConfig(state_dim=14, relative_dims=(0, 1, 2, 3, 4, 5, 6))
