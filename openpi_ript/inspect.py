@@ -275,7 +275,11 @@ def _config(request: Inspection, cameras: dict[str, str], features: Report) -> D
     widths, parts = {}, request.state_parts or (request.state_key,)
     for key in (*parts, request.action_key):
         if key not in features:
-            raise DataError(f"{request.path}: expected column {key!r}, found {sorted(features)}")
+            raise DataError(
+                f"{request.path}: expected column {key!r}, found {sorted(features)}; name its own with --state-key, or "
+                "--state-parts where the state is in several columns, and --action-key (in a config data.state_key, "
+                "data.state_parts, data.action_key)"
+            )
         widths[key] = features[key]["shape"][0] if features[key]["shape"] else 1
     state_dim = sum(widths[key] for key in parts)
     robot = RobotConfig(
