@@ -40,6 +40,7 @@ from chunkwise.printable import say
 from openpi_ript.config.data import DataConfig, RobotConfig
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import TrainingData, open_data
+from openpi_ript.data.doubts import doubts
 from openpi_ript.data.pack import numeric_columns
 
 Report = dict[str, Any]
@@ -253,8 +254,9 @@ def _add_statistics(request: Inspection, cameras: dict[str, str], report: Report
     begin = time.perf_counter()
     stats = norm.dataset_stats(data.table, data.config, adapter=data.to_openpi.adapter, hands=hands)
     seconds = time.perf_counter() - begin
-    for name, of in stats.items():
-        report["notes"] += norm.affine(of, "mean_std", width=len(of.mean), name=name)[1]
+    for mode in ("mean_std", "quantile"):  # it does not know which one training is going to use
+        config = dataclasses.replace(data.config, state_norm=mode, action_norm=mode)
+        report["notes"] += doubts(data.table, config, stats, data.to_openpi.adapter).notes
     report["stats"] = {name: norm_stats.as_lists(s) for name, s in stats.items()}
     report |= {"stats_seconds": seconds, "stats_seconds_per_million_frames": seconds * 1e6 / data.table.frames}
     report |= {"source": dict(data.stats_source), "notes": [*report["notes"], *data.notes, *_rollout_notes(data)]}
@@ -273,7 +275,11 @@ def _config(request: Inspection, cameras: dict[str, str], features: Report) -> D
     widths, parts = {}, request.state_parts or (request.state_key,)
     for key in (*parts, request.action_key):
         if key not in features:
-            raise DataError(f"{request.path}: expected column {key!r}, found {sorted(features)}")
+            raise DataError(
+                f"{request.path}: expected column {key!r}, found {sorted(features)}; name its own with --state-key, or "
+                "--state-parts where the state is in several columns, and --action-key (in a config data.state_key, "
+                "data.state_parts, data.action_key)"
+            )
         widths[key] = features[key]["shape"][0] if features[key]["shape"] else 1
     state_dim = sum(widths[key] for key in parts)
     robot = RobotConfig(

@@ -12,7 +12,7 @@ import numpy as np
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.saved import flatten, resume_rules
 from chunkwise.distributed import processes
-from chunkwise.errors import ConfigError, MismatchError
+from chunkwise.errors import ConfigError, DataError, MismatchError
 from chunkwise.files.budget import read_bytes
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
@@ -62,6 +62,8 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         )
         for note in data.notes:
             say(f"data: {note}")
+        if data.refused and not config.run.resume:
+            raise DataError(f"{config.data.path}: a new training refuses these data:", *data.refused)
         if data.stats:
             folder.kept[NORM_STATS] = stats_json(data.stats, data.stats_source).encode()
         task, interaction = _make_task(config, data, folder.path)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -36,6 +36,15 @@ def before_it_was_there(value: Any) -> Mapping[str, Any]:
       value: A JSON value, or a function that makes it of the values of the fields beside it, by their names.
     """
     return MappingProxyType({"before it was there": value})
+
+
+def none_stands_for(value: Callable[[Mapping[str, Any]], Any]) -> Mapping[str, Any]:
+    """Returns metadata of a field in which None is the same as a value that earlier versions wrote out.
+
+    Args:
+      value: Makes it of the values of the fields beside it, by their names.
+    """
+    return MappingProxyType({"none stands for": value})
 
 
 def require_positive(config: Any, *names: str) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,7 +85,8 @@ class ResumeRules:
 
     `always` and `at_a_constant_rate` may differ; `renamed` has today's name by the one that earlier versions wrote;
     `defaults` the value of a field that an earlier version did not have yet; `before` that of one whose default is
-    another one now. `places`, which are of `always`, say where files lie, of which the content is compared.
+    another one now; `none` makes the value that None stands for in a field, of those beside it. `places`, which are of
+    `always`, say where files lie, of which the content is compared.
     """
 
     always: tuple[str, ...] = ()
@@ -93,6 +94,7 @@ class ResumeRules:
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     before: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    none: Mapping[str, Callable[[Mapping[str, Any]], Any]] = dataclasses.field(default_factory=dict)
     places: tuple[str, ...] = ()
 
 
@@ -101,7 +103,8 @@ NO_RULES = ResumeRules()
 
 def resume_rules(kind: type) -> ResumeRules:
     """Collects what the metadata of a config class, and of the classes nested in it, say of their fields."""
-    always, constant, places, renamed, defaults, before = [], [], [], {}, {}, {}
+    always, constant, places = list[str](), list[str](), list[str]()
+    renamed, defaults, before, none = {}, {}, {}, {}
 
     def walk(prefix: str, kind: type, free: bool) -> None:
         hints = typing.get_type_hints(kind)
@@ -118,6 +121,8 @@ def resume_rules(kind: type) -> ResumeRules:
                 renamed[f"{prefix}{field.metadata['renamed from']}"] = name
             if "before it was there" in field.metadata:
                 before[name] = field.metadata["before it was there"]
+            if "none stands for" in field.metadata:
+                none[name] = field.metadata["none stands for"]
             if field.default is not dataclasses.MISSING:
                 defaults[name] = field.default
             elif field.default_factory is not dataclasses.MISSING:
@@ -134,6 +139,7 @@ def resume_rules(kind: type) -> ResumeRules:
         renamed=renamed,
         defaults=jsonable,
         before=before,
+        none=none,
         places=tuple(places),
     )
 
@@ -148,6 +154,10 @@ def fingerprint(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
     names = rules.always + (rules.at_a_constant_rate if flat.get("optim.schedule") == "constant" else ())
     below = tuple(name for name in names if name.endswith("."))
     now = as_written_today(flat, rules)
+    beside = _siblings(now)
+    now |= {
+        name: value(beside[name.rpartition(".")[0]]) for name, value in rules.none.items() if now.get(name, 0) is None
+    }
     return {name: value for name, value in now.items() if name not in names and not name.startswith(below)}
 
 
@@ -157,10 +167,7 @@ def as_written_today(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, A
     A field that it did not have, and whose default is another one now, gets the value that stands for what it did.
     """
     now = {rules.renamed.get(name, name): value for name, value in flat.items()}
-    siblings: dict[str, dict[str, Any]] = {}
-    for name, value in now.items():
-        parent, _, own = name.rpartition(".")
-        siblings.setdefault(parent, {})[own] = value
+    siblings = _siblings(now)
     lacking = {
         name: value for name, value in rules.before.items() if name not in now and name.rpartition(".")[0] in siblings
     }
@@ -168,6 +175,15 @@ def as_written_today(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, A
     return now | {
         name: value(siblings[name.rpartition(".")[0]]) if callable(value) else value for name, value in lacking.items()
     }
+
+
+def _siblings(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Fields of each config in a flattened one, by their own names."""
+    siblings: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        parent, _, own = name.rpartition(".")
+        siblings.setdefault(parent, {})[own] = value
+    return siblings
 
 
 def without_younger(current: Mapping[str, Any], saved: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:

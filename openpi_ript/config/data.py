@@ -1,13 +1,15 @@
 """Every setting of the data path, from a LeRobot dataset to a training batch, as frozen dataclasses. No jax here."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from chunkwise.config.experiment import (
     FREE_AS_A_PLACE,
     FREE_ON_RESUME,
     FilesConfig,
     before_it_was_there,
+    none_stands_for,
     require_defaults,
     require_non_negative,
     require_positive,
@@ -18,14 +20,25 @@ ADAPTED = {"aloha": (14, 14), "droid": (8, 8), "libero": (8, 7), "ur5": (7, 7)}
 """Widths of state and action of the robots that openpi_ript/robots knows."""
 
 
+NARROWEST = 14
+"""Width of the specification's state, to which narrower ones are padded."""
+
+
+def _uncut(beside: Mapping[str, Any]) -> int | None:
+    """What robot.target_state_dim None is, of the fields beside it; None where a damaged file lacks them."""
+    width = beside.get("state_dim")
+    return max(NARROWEST, width) if isinstance(width, int) else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RobotConfig:
     """Widths of a robot's state and action, and how they enter a sample."""
 
     state_dim: int
     """Width of the state in the dataset; a dataset of another width is refused."""
-    target_state_dim: int = 14
-    """Width of the state in a sample: normalised values, then zeros (or the first values, if it is the smaller)."""
+    target_state_dim: int | None = dataclasses.field(default=None, metadata=none_stands_for(_uncut))
+    """Width of the state in a sample: normalised values, then zeros (or the first values, if it is the smaller). None:
+    14, or state_dim where that is more, so that nothing is cut off."""
     action_dim: int = 7
     """Width of the action in the dataset and in a sample."""
     relative_dims: tuple[int, ...] = ()
@@ -36,7 +49,9 @@ class RobotConfig:
     libero, ur5, or `module:factory` of your own."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "state_dim", "target_state_dim", "action_dim")
+        require_positive(
+            self, "state_dim", "action_dim", *(() if self.target_state_dim is None else ("target_state_dim",))
+        )
         if self.adapter != "none" and self.adapter not in ADAPTED and ":" not in self.adapter:
             raise ValueError(
                 f"robot.adapter is {self.adapter!r}; expected none, {', '.join(ADAPTED)}, or module:factory of your own"
@@ -56,14 +71,19 @@ class RobotConfig:
             )
 
     @property
+    def sample_state_dim(self) -> int:
+        """Width of the state in a sample."""
+        return max(NARROWEST, self.state_dim) if self.target_state_dim is None else self.target_state_dim
+
+    @property
     def adaptation(self) -> str:
         """What happens to the state's width, in words."""
-        change = self.target_state_dim - self.state_dim
+        change = self.sample_state_dim - self.state_dim
         if change > 0:
-            return f"state {self.state_dim} -> {self.target_state_dim}: {change} zeros appended after normalisation"
+            return f"state {self.state_dim} -> {self.sample_state_dim}: {change} zeros appended after normalisation"
         if change < 0:
-            return f"state {self.state_dim} -> {self.target_state_dim}: the last {-change} values are cut off"
-        return f"state {self.state_dim} -> {self.target_state_dim}: as it is"
+            return f"state {self.state_dim} -> {self.sample_state_dim}: the last {-change} values are cut off"
+        return f"state {self.state_dim} -> {self.sample_state_dim}: as it is"
 
 
 PANDA = RobotConfig(state_dim=14, relative_dims=(0, 1, 2, 3, 4, 5, 6))
@@ -181,7 +201,9 @@ class DataConfig(FilesConfig):
     """norm_stats.json, or the folder that holds it; or a folder of LeRobot's pi0 or pi0.5, whose preprocessor has them.
     None computes the statistics from the dataset's tables."""
     default_prompt: str | None = None
-    """Prompt of frames whose task is an empty string; None refuses them."""
+    """Prompt of frames whose task is an empty string; None refuses them. A policy takes it where none is sent."""
+    prompt_from_task: bool = True
+    """Whether a frame's prompt is its task. False: every frame's is default_prompt, as in openpi's ALOHA configs."""
     advantage: AdvantageConfig | None = None
     """None: no rollouts, every sample weighs 1 and is labelled positive (supervised fine-tuning)."""
     holdout: float = 0.0
@@ -207,3 +229,8 @@ class DataConfig(FilesConfig):
             raise ValueError(f"data.holdout is {self.holdout}; expected 0 or above, and below 1")
         if self.fps is not None and self.fps <= 0:
             raise ValueError(f"data.fps is {self.fps}; expected a number above 0, or None")
+        if not self.prompt_from_task and not (self.default_prompt or "").strip():
+            raise ValueError(
+                f"data.prompt_from_task is False and data.default_prompt {self.default_prompt!r}; expected a prompt in "
+                "words, which every frame then has"
+            )

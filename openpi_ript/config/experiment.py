@@ -340,11 +340,12 @@ class OpenpiRiptConfig(ExperimentConfig):
             raise ValueError("augment is set and data.cameras is empty; expected None where there are no images")
         if self.data.cameras:
             self._require_equal("data.image_size", self.data.image_size, "model.image_size, twice,", size)
-        for name in ("target_state_dim", "action_dim"):
-            if getattr(self.data.robot, name) > self.model.action_dim:
+        robot = self.data.robot
+        for name, width in (("target_state_dim", robot.sample_state_dim), ("action_dim", robot.action_dim)):
+            if width > self.model.action_dim:
                 raise ValueError(
-                    f"data.robot.{name} is {getattr(self.data.robot, name)} and model.action_dim "
-                    f"{self.model.action_dim}; state and action are padded to it, so expected at most that"
+                    f"data.robot.{name} is {width} and model.action_dim {self.model.action_dim}; state and action are "
+                    "padded to it, so expected at most that"
                 )
         if (self.guidance is not None) != self.model.optimality:
             raise ValueError(

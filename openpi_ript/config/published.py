@@ -16,6 +16,9 @@ class Published:
     robot: RobotConfig
     horizon: int = 50
     default_prompt: str | None = None
+    """In openpi all frames of training have it, whatever their task."""
+    cameras: dict[str, str] | None = None
+    """Names in the dataset that openpi trains it on, where those are not all of the robot's."""
     state_in_prompt: bool | None = None
     lora: bool = False
 
@@ -30,7 +33,12 @@ PUBLISHED: dict[str, Published] = {
     "pi0_aloha_tupperware": Published(kind="pi0", robot=ALOHA, default_prompt=_TUPPERWARE),
     "pi0_aloha_pen_uncap": Published(kind="pi0", robot=ALOHA, default_prompt="uncap the pen"),
     "pi05_aloha_pen_uncap": Published(kind="pi05", robot=ALOHA, default_prompt="uncap the pen"),
-    "pi0_aloha_sim": Published(kind="pi0", robot=_ABSOLUTE_ALOHA, default_prompt="Transfer cube"),
+    "pi0_aloha_sim": Published(
+        kind="pi0",
+        robot=_ABSOLUTE_ALOHA,
+        default_prompt="Transfer cube",
+        cameras={"base_0_rgb": "observation.images.top"},
+    ),
     "pi0_droid": Published(kind="pi0", robot=DROID, horizon=10),
     "pi05_droid": Published(kind="pi05", robot=DROID, horizon=15),
     "pi05_droid_finetune": Published(kind="pi05", robot=DROID, horizon=16),
@@ -70,7 +78,11 @@ _KEYS = {
 """Names in the LeRobot datasets that openpi's own scripts write, by adapter."""
 
 
-def published(name: str, *, tokenizer: str, path: str = "unused") -> OpenpiRiptConfig:
+UNUSED = "unused"
+"""Path of the dataset of a policy that only acts; it may have any of its robot's cameras."""
+
+
+def published(name: str, *, tokenizer: str, path: str = UNUSED) -> OpenpiRiptConfig:
     """Returns the config of one of openpi's policies: to load its checkpoint with, or to train it on.
 
     Args:
@@ -87,17 +99,21 @@ def published(name: str, *, tokenizer: str, path: str = "unused") -> OpenpiRiptC
     policy = PUBLISHED[name]
     norm = "mean_std" if policy.kind == "pi0" else "quantile"
     model = full_lora(policy.kind) if policy.lora else full(policy.kind)
+    own = _KEYS[policy.robot.adapter]
+    cameras = own.cameras if policy.cameras is None or path == UNUSED else policy.cameras
     return OpenpiRiptConfig(
         train=TrainConfig(steps=30_000, batch_size=32),
         model=dataclasses.replace(model, action_horizon=policy.horizon, state_in_prompt=policy.state_in_prompt),
         data=dataclasses.replace(
-            _KEYS[policy.robot.adapter],
+            own,
             path=path,
+            cameras=cameras,
             robot=policy.robot,
             horizon=policy.horizon,
             state_norm=norm,
             action_norm=norm,
             default_prompt=policy.default_prompt,
+            prompt_from_task=policy.default_prompt is None,
         ),
         tokenizer=tokenizer,
     )

@@ -27,7 +27,7 @@ class TrainingBatch(TypedDict):
     image: dict[str, np.ndarray]
     """By openpi's name: [b, h, w, 3] uint8."""
     state: np.ndarray
-    """[b, target_state_dim] float32, normalised."""
+    """[b, sample_state_dim] float32, normalised."""
     action: np.ndarray
     """[b, t, action_dim] float32."""
     action_is_pad: np.ndarray

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 
 from chunkwise.data import holdout
-from chunkwise.data.groups import rloo, uniform_groups
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, read_meta
 from chunkwise.data.lerobot.tables import INDEX_COLUMNS, FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
@@ -29,12 +28,13 @@ from chunkwise.data.stream import EpochOrder, StreamConfig, batches_of_run, iter
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
-from openpi_ript.config.data import AdvantageConfig, DataConfig
+from openpi_ript.config.data import DataConfig
 from openpi_ript.data import norm
-from openpi_ript.data.advantage import label, process
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
+from openpi_ript.data.doubts import doubts
+from openpi_ript.data.outcomes import rollouts_of, starts_of
 from openpi_ript.data.returns import Returns, ReturnSample
-from openpi_ript.data.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash
+from openpi_ript.data.transforms import RawSample, RiptSample, ToOpenPi, ToRipt
 from openpi_ript.robots.adapter import Adapter, find_adapter
 
 
@@ -69,6 +69,8 @@ class TrainingData:
     """How many advantages each step of their shaping replaced, see `advantage.process`; empty without advantages."""
     notes: tuple[str, ...]
     """What a user should know: the state's adaptation, groups, replaced values, skipped episodes."""
+    refused: tuple[str, ...] = ()
+    """Those of `notes` for which a new training ends, see `Doubts`; one that goes on does as it did."""
     returns: Returns | None = None
     """Tells what came of each frame, where chunks are labelled by a value."""
 
@@ -171,9 +173,10 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     _check_against_config(table, config)
     notes += [f"skipped {line}" for line in list_problems(skipped)]
     notes += [config.robot.adaptation, *_relative_notes(table, config, adapter)]
-    starts = _starts(table, config)
+    starts = starts_of(table, config)
     held = _held_out(table, config, starts, notes)
     source = norm.stats_source(table, config)
+    table = _with_prompts(table, config, notes)
     stats: Mapping[str, NormStats] = {}
     if config.norm_stats is not None:
         stats = norm.named_stats(config.norm_stats, config, source)
@@ -184,8 +187,10 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
             )
     elif (config.state_norm, config.action_norm) != ("none", "none"):
         stats = norm.dataset_stats(table.only(~held) if held.any() else table, config, adapter=adapter)
-    to_openpi = _to_openpi(table, config, stats, adapter, notes)
-    rollouts, kept, replaced = _rollouts(table, config, starts, held, notes)
+    to_openpi = _to_openpi(config, stats, adapter)
+    found = doubts(table, config, stats, adapter)
+    notes += found.notes
+    rollouts, kept, replaced = rollouts_of(table, config, starts, held, notes)
     rows, held_rows = (np.flatnonzero(np.repeat(kept & side, table.lengths)) for side in (~held, held))
     if not rows.size or (held.any() and not held_rows.size):
         whose = " that data.holdout keeps for evaluation" if rows.size else ""
@@ -207,6 +212,7 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
         held_rows=held_rows,
         replaced=replaced,
         notes=tuple(notes),
+        refused=found.refused,
     )
 
 
@@ -337,34 +343,37 @@ def _relative_notes(table: FrameTable, config: DataConfig, adapter: Adapter) -> 
             )
 
 
-def _to_openpi(
-    table: FrameTable, config: DataConfig, stats: Mapping[str, NormStats], adapter: Adapter, notes: list[str]
-) -> ToOpenPi:
-    """The transform of layer 1; appends what is remarkable about the statistics to `notes`."""
-    robot = config.robot
+def _with_prompts(table: FrameTable, config: DataConfig, notes: list[str]) -> FrameTable:
+    """The table with the prompts that frames are trained on as its tasks."""
+    default = config.default_prompt
+    if default is None:
+        return table
+    if not config.prompt_from_task:
+        notes.append(f"every frame's prompt is data.default_prompt, {default!r}, as data.prompt_from_task False says")
+        return dataclasses.replace(table, tasks=dict.fromkeys(table.tasks, default))
+    if all(table.tasks[index].strip() for index in np.unique(table.columns["task_index"]).tolist()):
+        notes.append(
+            f"data.default_prompt, {default!r}, is the prompt of no frame: each has its task. To train on the prompt "
+            "that a policy takes where none is sent, set data.prompt_from_task False"
+        )
+    return table
+
+
+def _to_openpi(config: DataConfig, stats: Mapping[str, NormStats], adapter: Adapter) -> ToOpenPi:
+    """The transform of layer 1."""
     for name, mode in (("state", config.state_norm), ("actions", config.action_norm)):
         if mode != "none" and name not in stats:
             raise DataError(f"{config.norm_stats}: expected statistics of {name!r}, found {sorted(stats)}")
-    (state, remarks), (action, more) = norm.affines(config, stats)
-    notes += [*remarks, *more]
-    if config.state_norm != "none":
-        notes.extend(norm.plausible(state.apply(adapter.state(table.columns[config.state_key])), "state"))
+    state, action = norm.affines(config, stats)
     return ToOpenPi(
         cameras=config.cameras,
         image_size=config.image_size,
-        robot=robot,
-        state=state,
-        action=action,
+        robot=config.robot,
+        state=state[0],
+        action=action[0],
         default_prompt=config.default_prompt,
         adapter=adapter,
     )
-
-
-def _starts(table: FrameTable, config: DataConfig) -> Sequence[tuple[str, str]]:
-    """Hash of the initial state, and prompt, of each episode."""
-    states, prompts = (table.columns[key][table.starts] for key in (config.init_key or config.state_key, "task_index"))
-    hashes = [init_hash(np.atleast_1d(state)) for state in states]
-    return list(zip(hashes, [table.tasks[index] for index in prompts.tolist()], strict=True))
 
 
 def _held_out(
@@ -387,81 +396,3 @@ def _held_out(
         )
     notes.append(f"data.holdout {config.holdout:g}: {held.sum()} of {len(held)} episodes are kept for evaluation alone")
     return held
-
-
-def _rollouts(
-    table: FrameTable,
-    config: DataConfig,
-    starts_of: Sequence[tuple[str, str]],
-    held: Bool[np.ndarray, " e"],
-    notes: list[str],
-) -> tuple[Rollouts, np.ndarray, Mapping[str, int]]:
-    """Outcome and advantage of each episode, whether its frames are drawn, what was replaced; appends to `notes`.
-
-    Rollouts that are held out are compared with one another alone, and have no part in the others' advantages.
-    """
-    starts, columns = table.starts, table.columns
-    known = [key for key in (config.reward_key, config.success_key) if key in columns]
-    if config.advantage is not None and not known:
-        raise DataError(
-            f"{config.path}: expected {config.reward_key!r} or {config.success_key!r} to compute advantages from, "
-            "found neither; name the columns in data.reward_key, data.success_key, or set data.advantage to None"
-        )
-    success = np.ones(len(starts), bool)
-    if config.success_key in known:
-        success = np.logical_or.reduceat(columns[config.success_key].astype(bool), starts)
-    reward = success.astype(np.float64)
-    if config.reward_key in known:
-        reward = np.add.reduceat(columns[config.reward_key].astype(np.float64), starts)
-        if config.success_key not in known:
-            success = reward > 0
-            if not success.any():
-                notes.append(
-                    f"no episode counts as a success: there is no column {config.success_key!r} (data.success_key), "
-                    f"and no sum of {config.reward_key!r} is above 0"
-                )
-    raw, advantage = np.ones(len(starts)), np.ones(len(starts))
-    kept = np.ones(len(starts), bool)
-    replaced: Mapping[str, int] = {}
-    said: Sequence[str] = ()
-    if config.advantage is not None:
-        for side in (held, ~held):
-            if side.any():
-                names = [starts_of[index] for index in np.flatnonzero(side).tolist()]
-                raw[side], advantage[side], kept[side], replaced, said = _advantages(
-                    reward[side], names, config.advantage
-                )
-        notes.extend(said)
-    rollouts = Rollouts(
-        init_hash=[name for name, _ in starts_of],
-        success=success,
-        reward=reward,
-        length=table.lengths,
-        raw_advantage=raw,
-        advantage=advantage.astype(np.float32),
-        optimality=label(raw),
-    )
-    return rollouts, kept, replaced
-
-
-def _advantages(
-    reward: Float64[np.ndarray, " n"], starts: Sequence[tuple[str, str]], config: AdvantageConfig
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Mapping[str, int], Sequence[str]]:
-    """Raw and shaped advantage of each rollout, whether it is drawn, what was replaced, and notes."""
-    by = {
-        "init_hash": [" ".join(start) for start in starts],
-        "task": [prompt for _, prompt in starts],
-        "dataset": [""] * len(starts),
-    }
-    groups = np.unique(by[config.group_by], return_inverse=True)[1]
-    raw = rloo(reward, groups)
-    uniform = uniform_groups(reward, groups)
-    kept = ~uniform if config.uniform_groups == "drop" else np.ones(len(starts), bool)
-    advantage = np.zeros(len(starts))
-    advantage[kept], replaced = process(raw[kept], config)
-    notes = (
-        f"{groups.max() + 1} groups of rollouts by {config.group_by}; {int(uniform.sum())} of "
-        f"{len(starts)} rollouts are in groups of one or of equal rewards ({config.uniform_groups})",
-        f"advantages: {int((raw > 0).sum())} positive; replaced: {replaced}",
-    )
-    return raw, advantage, kept, replaced, notes

@@ -119,7 +119,7 @@ class ToModel:
 
         Args:
           images: By openpi's name: [b, h, w, 3] uint8 of the model's size; None: that camera is masked out.
-          state: Normalised, adapted to robot.target_state_dim.
+          state: Normalised, adapted to robot.sample_state_dim.
           prompts: One a row.
 
         Raises:
@@ -150,7 +150,7 @@ class ToModel:
         """What pi0.5 reads as words: the robot's own dimensions, without the zeros behind them, as in openpi."""
         if not self.model.prompt_has_state:
             return None
-        return state[:, : min(self.robot.state_dim, self.robot.target_state_dim)]
+        return state[:, : min(self.robot.state_dim, self.robot.sample_state_dim)]
 
 
 def make_inputs(model: ModelConfig, robot: RobotConfig, cameras: Sequence[str], tokenizer: str) -> ToModel:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 
 from chunkwise.data import norm_stats
 from chunkwise.data.lerobot.tables import FrameTable, window
@@ -38,8 +38,6 @@ PIECES_A_JOB = 16
 """Pieces of BATCHES_AT_ONCE batches that a worker takes at a time: 8192 samples."""
 NEAR = 1e-6
 """Distance from a bin's edge, in bins, below which the arithmetic is not trusted."""
-FAR_OFF = 10.0
-"""Mean of a normalised dimension, in deviations, from which on it is noted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -412,7 +410,7 @@ def affine(
     """openpi's normalisation as one affine map, and a note for each dimension that never moved.
 
     mean_std: (x - mean) / (std + 1e-6). quantile: 2 (x - q01) / (q99 - q01 + 1e-6) - 1. A dimension whose spread is
-    below 1e-6 is one that never moved.
+    below 1e-6 counts as one that never moved; of one that `rarely_moves` there is no note.
 
     Args:
       stats: Of the array; dimensions beyond `width` are cut off, as openpi does. None where nothing is normalised.
@@ -439,7 +437,8 @@ def affine(
     scale = spread + (EPSILON if mode == "mean_std" else EPSILON / 2)
     if constant_dims == "floored":
         scale = np.where(still, norm_stats.SCALE_FLOOR, scale)
-    notes = [f"{name}, dimension {d}: it never moves (spread {spread[d]:.3g})" for d in np.flatnonzero(still)]
+    never = still & (std < EPSILON)
+    notes = [f"{name}, dimension {d}: it never moves (spread {spread[d]:.3g})" for d in np.flatnonzero(never)]
     return Affine(offset=offset, scale=scale), tuple(notes)
 
 
@@ -453,10 +452,12 @@ def affines(
     return state, affine(stats.get(name), config.action_norm, width=width, name=name, constant_dims=how)
 
 
-def plausible(x: Float32[np.ndarray, "rows d"], name: str) -> Sequence[str]:
-    """Notes on normalised dimensions whose values lie far out: a sign of statistics from another dataset."""
-    centre = np.abs(x.mean(0, dtype=np.float64))
-    return [
-        f"{name}, dimension {d}: normalised values average {centre[d]:.1f}; are these another dataset's statistics?"
-        for d in np.flatnonzero(centre > FAR_OFF)
-    ]
+def rarely_moves(stats: NormStats | None, mode: Normalization, width: int) -> Bool[np.ndarray, " d"]:
+    """Tells the dimensions that move, and whose quantiles are the same: in 98 % or more of the samples they are still.
+
+    They are divided by 1e-6 all the same, so what moves lies far out.
+    """
+    if mode != "quantile" or stats is None:
+        return np.zeros(width, bool)
+    still = (stats.q99 - stats.q01) / 2 < EPSILON
+    return (still & (stats.std >= EPSILON))[:width]

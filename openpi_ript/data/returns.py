@@ -24,7 +24,7 @@ class Seen(TypedDict):
     image: dict[str, np.ndarray]
     """By openpi's name: [h, w, 3] uint8."""
     state: np.ndarray
-    """[target_state_dim] float32, normalised."""
+    """[sample_state_dim] float32, normalised."""
 
 
 class ReturnSample(TypedDict):

@@ -42,7 +42,7 @@ class OpenPiSample(TypedDict, total=False):
     image: Required[dict[str, np.ndarray]]
     """By openpi's name (base_0_rgb, ...): [224, 224, 3] uint8, 0 to 255."""
     state: Required[np.ndarray]
-    """[target_state_dim] float32, normalised."""
+    """[sample_state_dim] float32, normalised."""
     action: Required[np.ndarray]
     """[t, action_dim] float32, relative to the window's own state where the robot's config says so."""
     action_is_pad: Required[np.ndarray]
@@ -68,7 +68,7 @@ class RiptSample(OpenPiSample):
 
 
 def adapt_state(state: Float32[np.ndarray, "*b s"], robot: RobotConfig) -> Float32[np.ndarray, "*b s2"]:
-    """Pads with zeros, or cuts, the last axis to robot.target_state_dim.
+    """Pads with zeros, or cuts, the last axis to robot.sample_state_dim.
 
     Raises:
       DataError: If the state is not robot.state_dim wide.
@@ -76,8 +76,8 @@ def adapt_state(state: Float32[np.ndarray, "*b s"], robot: RobotConfig) -> Float
     width = state.shape[-1]
     if width != robot.state_dim:
         raise DataError(f"state: expected {robot.state_dim} values as robot.state_dim says, found {width}")
-    adapted = np.zeros((*state.shape[:-1], robot.target_state_dim), np.float32)
-    kept = min(width, robot.target_state_dim)
+    adapted = np.zeros((*state.shape[:-1], robot.sample_state_dim), np.float32)
+    kept = min(width, robot.sample_state_dim)
     adapted[..., :kept] = state[..., :kept]
     return adapted
 

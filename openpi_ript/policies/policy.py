@@ -278,7 +278,7 @@ class Policy(policy.Policy[Prepared]):
             inputs["guidance_scale"], defaults["guidance_scale"] = ((), "float32"), self.config.guidance.scale
 
         def program(params: PyTree, given: dict[str, Any]) -> Any:
-            rows, kept = len(given["state"]), min(robot.state_dim, robot.target_state_dim)
+            rows, kept = len(given["state"]), min(robot.state_dim, robot.sample_state_dim)
             black = jnp.zeros((rows, 1, model.image_size, model.image_size, 3), jnp.uint8)
             observed = Observation(
                 images=given.get("images", black),

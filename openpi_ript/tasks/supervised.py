@@ -25,6 +25,7 @@ from chunkwise.train.optimizer import make_optimiser
 from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.inputs import make_inputs
+from openpi_ript.data.outcomes import success_tells_apart
 from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable, trained_gradient
 from openpi_ript.model.pi0 import Pi0, as_trained, gathered_outside_layers, init_params
 from openpi_ript.policies.saved import read_stored_weights
@@ -148,9 +149,15 @@ class SupervisedTask(Imitation):
             labels = ValueLabels(config, config.guidance.value, task_names(data, tasks))
         elif config.guidance is not None and not _any_positive(data):
             assert config.data.advantage is not None
+            instead = ""
+            if success_tells_apart(data.table, config.data):
+                instead = (
+                    f"data.reward_key to none, since {config.data.success_key!r} differs where the sums of "
+                    f"{config.data.reward_key!r} do not, "
+                )
             raise ConfigError(
                 "guidance is set and no rollout is better than the others of its group; expected groups with different "
-                "rewards: set data.advantage.group_by to another than "
+                f"rewards: set {instead}data.advantage.group_by to another than "
                 f"{config.data.advantage.group_by!r} or data.init_key, or record more rollouts from each start"
             )
         super().__init__(config, labels)

@@ -108,7 +108,7 @@ def test_tasks_without_words_are_taken_with_a_default_prompt(
         assert ended.value.code == 64
 
 
-def test_a_state_in_several_columns_is_taken_in_their_order(tmp_path: Path) -> None:
+def test_a_state_in_several_columns_is_taken_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As DROID's; the file is what a training of data.state_parts computes itself."""
     rng = np.random.default_rng(1)
     numbers = {"joints": rng.random((9, 7)), "grip": rng.random((9, 1)), "action": rng.random((9, 8))}
@@ -123,6 +123,13 @@ def test_a_state_in_several_columns_is_taken_in_their_order(tmp_path: Path) -> N
     data = DataConfig(path=str(tmp_path / "set"), robot=DROID, cameras={}, state_parts=("joints", "grip"), horizon=2)
     np.testing.assert_array_equal(open_data(data).stats["state"].mean, mean)
     assert main([*words[:-2], "--state-parts", "joints"]) == 65
+    capsys.readouterr()
+    assert main(words[:-2]) == 65
+    out = capsys.readouterr().out
+    assert "expected column 'observation.state', found ['action', 'episode_index', " in out
+    assert (
+        "name its own with --state-key, or --state-parts where the state is in several columns, and --action-key" in out
+    )
 
 
 def test_columns_that_number_the_rows_are_no_state_and_no_action(

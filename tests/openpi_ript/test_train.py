@@ -20,7 +20,7 @@ from chunkwise.train import rngs
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
 from openpi_ript import train
-from openpi_ript.config.experiment import EvalConfig, OpenpiRiptConfig, RolloutConfig, toy
+from openpi_ript.config.experiment import EvalConfig, OpenpiRiptConfig, Optimality, RolloutConfig, toy
 from openpi_ript.data.dataset import open_data
 from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import only_where, trainable
@@ -297,6 +297,21 @@ def test_guidance_without_a_better_rollout_is_refused(root: Path, tmp_path: Path
     data = dataclasses.replace(config.data, init_key="index")
     with pytest.raises(ConfigError, match=r"no rollout is better than .*group_by to another than 'init_hash'"):
         make_task(dataclasses.replace(config, data=data))
+
+
+def test_rewards_that_hide_successes_are_named_where_guidance_is_refused(root: Path, tmp_path: Path):
+    """Rewards that nothing was written into: labels by success were there all the time."""
+    config = small_config(root, tmp_path)
+    data = open_data(config.data)
+    rewards = np.zeros_like(data.table.columns["next.reward"])
+    table = dataclasses.replace(data.table, columns={**data.table.columns, "next.reward": rewards})
+    rollouts = data.to_ript.rollouts
+    unlabelled = dataclasses.replace(rollouts, optimality=np.full_like(rollouts.optimality, Optimality.NONE))
+    hidden = dataclasses.replace(data, table=table, to_ript=dataclasses.replace(data.to_ript, rollouts=unlabelled))
+    with pytest.raises(
+        ConfigError, match=r"set data\.reward_key to none, since 'next\.success' differs where the sums"
+    ):
+        SupervisedTask(config, hidden)
 
 
 def test_a_run_records_its_dataset_where_there_is_none(root: Path, tmp_path: Path):

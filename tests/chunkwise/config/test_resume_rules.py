@@ -157,6 +157,23 @@ def test_what_was_done_before_may_follow_from_the_fields_beside_it(
     assert flatten(read_config(tmp_path, type(config))) == now | {f"{field}.rows": rows}
 
 
+@pytest.mark.parametrize(
+    ("state_dim", "written", "goes_on"), [(6, 14, True), (14, 14, True), (16, 14, False), (16, 16, True), (6, 8, False)]
+)
+def test_none_goes_on_where_it_stands_for_what_was_written_out(state_dim: int, written: int, goes_on: bool) -> None:
+    """A state was cut to 14 numbers by default: such a run says so again, and others go on with None."""
+    config, _ = load(["--config", str(ROOT / "configs/openpi_ript/debug.py")])
+    rules, name = resume_rules(type(config)), "data.robot.target_state_dim"
+    now = flatten(config) | {"data.robot.state_dim": state_dim, name: None}
+    earlier = now | {name: written}
+    saved, current, _ = comparable(fingerprint(earlier, rules), fingerprint(now, rules), rules)
+    assert (saved == current) == goes_on
+    assert fingerprint({name: None}, rules) == {name: None}, "of a damaged file"
+    saved, current, _ = comparable(earlier, fingerprint(earlier, rules), rules)
+    assert saved == current
+    assert saved[name] == written
+
+
 def test_how_many_environments_there_are_may_change_and_their_rows_may_not() -> None:
     config, _ = load(["--config", str(ROOT / "configs/openpi_ript/debug_ript.py")])
     rules, now = resume_rules(type(config)), flatten(config)

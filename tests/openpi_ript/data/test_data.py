@@ -22,6 +22,7 @@ from openpi_ript.data import norm
 from openpi_ript.data.advantage import process
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import TrainingData, make_batches, open_data
+from openpi_ript.data.outcomes import success_tells_apart
 from openpi_ript.data.pack import pack
 from openpi_ript.data.transforms import init_hash
 from openpi_ript.inspect import Inspection, inspect
@@ -351,7 +352,25 @@ def test_a_task_without_words_is_refused(tmp_path: Path) -> None:
     (root / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "go"}\n{"task_index": 1, "task": ""}\n')
     with pytest.raises(DataError, match=r"an instruction for tasks \[1\], found ''"):
         open_data(config(root))
-    assert open_data(config(root, default_prompt="move")).sample(21)["prompt"] == "move"
+    data = open_data(config(root, default_prompt="move"))
+    assert data.sample(21)["prompt"] == "move"
+    assert not any("is the prompt of no frame" in note for note in data.notes)
+
+
+def test_every_frame_has_the_default_prompt_where_it_is_asked_for(tmp_path: Path) -> None:
+    """Groups stay those of the tasks: the first one's rollouts are compared with one another, the second's too."""
+    root = write_v21(tmp_path / "set", rollouts(), "image")
+    grouped = config(root, default_prompt="move", advantage=AdvantageConfig(group_by="task"))
+    plain, one = open_data(grouped), open_data(dataclasses.replace(grouped, prompt_from_task=False))
+    assert {plain.sample(row)["prompt"] for row in plain.rows.tolist()} == set(TASKS)
+    assert {one.sample(row)["prompt"] for row in one.rows.tolist()} == {"move"}
+    assert one.stats_source == plain.stats_source
+    np.testing.assert_array_equal(one.to_ript.rollouts.optimality, plain.to_ript.rollouts.optimality)
+    assert one.to_ript.rollouts.optimality.tolist() == [1, 0, 0, 2, 2, 2]
+    assert any(note.startswith("data.default_prompt, 'move', is the prompt of no frame") for note in plain.notes)
+    assert "every frame's prompt is data.default_prompt, 'move', as data.prompt_from_task False says" in one.notes
+    with pytest.raises(ValueError, match=r"data\.prompt_from_task is False and data.default_prompt None"):
+        config(root, prompt_from_task=False)
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -393,3 +412,39 @@ def test_rewards_that_no_success_is_told_by_are_noted(tmp_path: Path) -> None:
         episode.reward -= 1
     notes = open_data(config(write_v21(tmp_path / "less", episodes, "image"), success_key="none")).notes
     assert any("no episode counts as a success" in note for note in notes)
+
+
+def test_labels_that_contradict_the_successes_are_noted(tmp_path: Path) -> None:
+    """-1 a step, and 0 where the last episode succeeds: failures of 3 and 4 steps have larger sums, -3 and -4 to -5."""
+    episodes = rollouts()
+    for episode in episodes:
+        episode.reward[:] = -1
+    episodes[5].success[-1] = True
+    episodes[5].reward[-1] = 0
+    root = write_v21(tmp_path / "set", episodes, "image")
+    data = open_data(config(root, advantage=AdvantageConfig()))
+    # Of -7, -5, -9 the first, a success, is the mean of the others, and contradicts nothing; so is -4 of -3, -4, -5.
+    assert data.to_ript.rollouts.optimality.tolist() == [2, 1, 0, 1, 2, 0]
+    (line,) = [note for note in data.notes if "contradict" in note]
+    assert line.startswith(
+        "2 labels contradict 'next.success': in 1 groups a failure is positive and a success negative"
+    )
+    assert line.endswith("set data.reward_key none to label by success")
+    by_success = open_data(config(root, advantage=AdvantageConfig(), reward_key="none"))
+    assert by_success.to_ript.rollouts.optimality.tolist() == [1, 0, 0, 0, 0, 1]
+    assert not any("contradict" in note for note in by_success.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [({}, True), ({"reward_key": "none"}, False), ({"success_key": "none"}, False), ({"init_key": "action"}, False)],
+)
+def test_successes_that_would_tell_apart_what_rewards_do_not(
+    tmp_path: Path, changes: dict[str, Any], found: bool
+) -> None:
+    """With the first action as the start each rollout is alone."""
+    episodes = rollouts()
+    for episode in episodes:
+        episode.reward[:] = 0
+    data = open_data(config(write_v21(tmp_path / "set", episodes, "image"), advantage=AdvantageConfig(), **changes))
+    assert success_tells_apart(data.table, data.config) == found

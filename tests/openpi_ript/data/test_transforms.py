@@ -96,6 +96,11 @@ def test_state_adaptation_is_explicit() -> None:
     wide = RobotConfig(state_dim=14, target_state_dim=4)
     np.testing.assert_array_equal(adapt_state(state[None], wide), [[0, 1, 2, 3]])
     assert PANDA.adaptation == "state 14 -> 14: as it is"
+    both_arms = RobotConfig(state_dim=16)
+    np.testing.assert_array_equal(adapt_state(np.arange(16, dtype=np.float32), both_arms), np.arange(16))
+    assert both_arms.adaptation == "state 16 -> 16: as it is"
+    with pytest.raises(ValueError, match=r"RobotConfig\.target_state_dim is 0; expected a number above 0"):
+        RobotConfig(state_dim=2, target_state_dim=0)
     assert UR5E.adaptation == "state 6 -> 14: 8 zeros appended after normalisation"
     assert wide.adaptation == "state 14 -> 4: the last 10 values are cut off"
     with pytest.raises(DataError, match=r"expected 14 values as robot\.state_dim says, found 13"):

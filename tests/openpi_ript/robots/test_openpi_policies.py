@@ -1,11 +1,14 @@
 """Policies from end to end against openpi's own `Policy.infer`: client's observation in, the robot's actions out."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from flax import traverse_util
 
+from chunkwise.config.saved import fingerprint, flatten, read_config, resume_rules, without_younger
 from chunkwise.data.norm_stats import NormStats
 from openpi_ript.config import GemmaConfig, OpenpiRiptConfig, SiglipConfig
 from openpi_ript.config.published import PUBLISHED, published
@@ -77,6 +80,34 @@ def test_all_published_names_make_a_config_and_others_say_which_there_are() -> N
         published("pi0_fast_droid", tokenizer="tokenizer.model")
     with pytest.raises(ValueError, match=r"'pi0_alhoa': expected one of pi0_aloha, .*pi05_libero$"):
         published("pi0_alhoa", tokenizer="tokenizer.model")
+
+
+def test_policies_with_a_prompt_of_their_own_are_trained_on_it_as_openpi_trains_them() -> None:
+    """Its ALOHA configs drop the dataset's task; those of its other robots have prompt_from_task."""
+    own = {name for name in PUBLISHED if not published(name, tokenizer="x", path="set").data.prompt_from_task}
+    pens = {"pi0_aloha_pen_uncap", "pi05_aloha_pen_uncap"}
+    assert own == {"pi0_aloha_towel", "pi0_aloha_tupperware", "pi0_aloha_sim"} | pens
+
+
+def test_the_simulated_aloha_is_trained_on_the_one_camera_of_its_dataset_and_acts_with_three() -> None:
+    trained = published("pi0_aloha_sim", tokenizer="x", path="set").data.cameras
+    assert trained == {"base_0_rgb": "observation.images.top"}
+    assert len(published("pi0_aloha_sim", tokenizer="x").data.cameras) == 3
+    assert len(published("pi0_aloha_pen_uncap", tokenizer="x", path="set").data.cameras) == 3
+
+
+def test_a_run_that_was_trained_on_tasks_goes_on_with_them_alone(tmp_path: Path) -> None:
+    """An earlier version had no data.prompt_from_task, and took the task."""
+    now = published("pi0_aloha_pen_uncap", tokenizer="x", path="set")
+    before = flatten(now)
+    del before["data.prompt_from_task"]
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    assert read_config(tmp_path, OpenpiRiptConfig).data.prompt_from_task
+    rules = resume_rules(OpenpiRiptConfig)
+    saved = fingerprint(before, rules)
+    assert without_younger(fingerprint(flatten(now), rules), saved, rules) != saved
+    as_it_was = dataclasses.replace(now, data=dataclasses.replace(now.data, prompt_from_task=True))
+    assert without_younger(fingerprint(flatten(as_it_was), rules), saved, rules) == saved
 
 
 @pytest.mark.parametrize("case", POLICIES, ids=lambda case: case.name)
