@@ -46,8 +46,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         }
     )
     if not config.run.resume:  # a run of before may have been begun so
-        _require_read(config)
-        _require_rest(config)
+        _require_effect(config)
     _require_image_of_each(config)
     if config.env is not None:
         from openpi_ript.envs.make import tasks_of  # as in `_make_task`
@@ -55,6 +54,8 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         tasks_of(config.env)  # a task without a prompt, before demonstrations are recorded
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
+        if not folder.begun:  # of a new one, too, that is always told to go on, as a study's and a scheduler's are
+            _require_effect(config)
         processes.run_on_primary(lambda: _require_fit(config))
         processes.run_on_primary(lambda: _record_if_missing(config))
         data = processes.primary_then_all(
@@ -62,7 +63,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         )
         for note in data.notes:
             say(f"data: {note}")
-        if data.refused and not config.run.resume:
+        if data.refused and not folder.begun:
             raise DataError(f"{config.data.path}: a new training refuses these data:", *data.refused)
         if data.stats:
             folder.kept[NORM_STATS] = stats_json(data.stats, data.stats_source).encode()
@@ -73,6 +74,12 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         print(task.describe(), flush=True)
         if fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction):
             write_report(folder.path)
+
+
+def _require_effect(config: OpenpiRiptConfig) -> None:
+    """Raises ConfigError for settings of a new run that would do nothing."""
+    _require_read(config)
+    _require_rest(config)
 
 
 def _require_read(config: OpenpiRiptConfig) -> None:

@@ -80,7 +80,9 @@ class RunFolder:
         self._loggers: loggers.Loggers | None = None
         self._config = config
         self._resume = config.run.resume
-        self.path = Path(processes.broadcast_one_to_all(lambda: self._claim(config, name)))
+        path, self.begun = processes.broadcast_one_to_all(lambda: self._claim(config, name))
+        """Whether it held a run already, which goes on."""
+        self.path = Path(path)
         if processes.is_multiprocess() and not config.run.dry_run:
             try:
                 self._require_shared()
@@ -88,8 +90,8 @@ class RunFolder:
                 self._files.close()
                 raise
 
-    def _claim(self, config: ExperimentConfig, name: str) -> str:
-        """Opens the folder for this process, which is the only one that writes; returns its path."""
+    def _claim(self, config: ExperimentConfig, name: str) -> tuple[str, bool]:
+        """Opens the folder for this process, which is the only one that writes; returns its path, and `begun`."""
         if config.run.dir == "":  # as of a variable that a shell does not know
             raise ConfigError('--run.dir is ""; expected the name of a folder, or no --run.dir')
         if config.run.resume and config.run.dir is None:
@@ -102,7 +104,7 @@ class RunFolder:
                 )
             self.path = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="chunkwise-dry-run-")))
             self._open(config, holds_run=False)
-            return str(self.path)
+            return str(self.path), False
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         # Orbax fails on a relative folder, and only at the first save.
         self.path = Path(os.path.realpath(os.path.expanduser(config.run.dir or default)))  # raises nothing
@@ -122,7 +124,7 @@ class RunFolder:
         except BaseException:
             self._files.close()
             raise
-        return str(self.path)
+        return str(self.path), holds_run
 
     def _open(self, config: ExperimentConfig, holds_run: bool) -> None:
         """Makes the folder, locks it, and opens its files."""

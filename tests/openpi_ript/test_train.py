@@ -241,6 +241,10 @@ def test_a_rest_that_ends_before_the_next_round_is_refused_before_anything_is_ma
     else:
         with pytest.raises(EnoughError):
             main(config, "test")
+    if resume:
+        monkeypatch.undo()
+        with pytest.raises(ConfigError, match=r"retry_after is \d and"):
+            main(config, "test")  # as a study is always told to go on, also where there is nothing yet
 
 
 def test_a_task_without_words_is_refused_before_anything_is_made(root: Path, tmp_path: Path):

@@ -10,6 +10,7 @@ import pytest
 from chunkwise.data.lerobot.tables import FrameTable
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import DataError
+from chunkwise.train.run_dir import RunFolder
 from openpi_ript.config.data import DataConfig, RobotConfig
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.doubts import Doubts, doubts, plausible
@@ -148,10 +149,19 @@ def test_a_new_training_refuses_them_and_one_that_goes_on_does_not(
         raise Begun
 
     monkeypatch.setattr("openpi_ript.train._make_task", begin)
-    for data, resume in ((config.data, True), (dataclasses.replace(config.data, action_norm="mean_std"), False)):
-        run = dataclasses.replace(config.run, resume=resume, dir=str(tmp_path / f"run_{resume}"))
-        with pytest.raises(Begun):
-            main(dataclasses.replace(config, run=run, data=data), "test")
+    other = dataclasses.replace(config.data, action_norm="mean_std")
+    with pytest.raises(Begun):
+        main(
+            dataclasses.replace(config, data=other, run=dataclasses.replace(config.run, dir=str(tmp_path / "b"))),
+            "test",
+        )
+    going_on = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True))
+    with pytest.raises(DataError, match="a new training refuses these data"):
+        main(going_on, "test")  # a study and a scheduler always say so
+    with RunFolder(going_on, "test") as folder:
+        folder.log(1, "train", {"loss": 0.5})
+    with pytest.raises(Begun):
+        main(going_on, "test")
 
 
 def test_inspect_tells_it_of_the_normalisation_that_has_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
