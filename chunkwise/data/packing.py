@@ -11,13 +11,13 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.data.convert import Jobs, Joined, add_job_options, build
 from chunkwise.data.parts import Part
 from chunkwise.data.problems import Problem
-from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, write_records
+from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, describe_file, write_records
 from chunkwise.errors import ConfigError, DataError
 
 FRAMES_PER_SHARD = 4096
@@ -39,6 +39,9 @@ def whole_episodes(lengths: Sequence[int]) -> list[list[int]]:
 
 class Packing(abc.ABC):
     """A dataset whose shards are written, one a part; each process opens it for itself."""
+
+    tables: ClassVar[str]
+    """Name of the file that says what the records are; without it, and its hash in the manifest, they are no pack."""
 
     def __init__(self, shards: Sequence[Sequence[int]], bad: Sequence[Problem] = (), left_out: int = 0) -> None:
         """Writes nothing yet.
@@ -80,8 +83,9 @@ class Packing(abc.ABC):
                 bad[reading] = self.problem(reading, error)
         if not rows:
             path.unlink()
+        described = describe_file(path) if rows else {}
         return Part(
-            said={"file": path.name, "rows": rows, "left_out": sorted(bad)},
+            said={"file": path.name, "rows": rows, **described, "left_out": sorted(bad)},
             problems=tuple(bad.values()),
             read=len(episodes),
             bad=len(bad),
@@ -90,14 +94,17 @@ class Packing(abc.ABC):
     def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
         """Lists the shards, and has the tables written of the episodes that they hold."""
         shards = [
-            {"file": part.said["file"], "rows": part.said["rows"]} for part in parts.values() if part.said["rows"]
+            {key: value for key, value in part.said.items() if key != "left_out"}
+            for part in parts.values()
+            if part.said["rows"]
         ]
         about = self.write_tables(folder, {one for part in parts.values() for one in part.said["left_out"]})
+        tables = [describe_file(file) for file in [folder / self.tables] if file.exists()]
         frames = sum(shard["rows"] for shard in shards)
         return Joined(
             problems=self._problems,
             bad=self._left_out,
-            about={"shards": shards, **about},
+            about={"shards": shards, "tables": tables, **about},
             summary=f"packed {frames} frames into {{out}}",
         )
 

@@ -20,7 +20,7 @@ from chunkwise.data.convert import Jobs
 from chunkwise.data.images import decode_into
 from chunkwise.data.packing import Packing, make_pack, pack_parser, settings_of, size_of, whole_episodes
 from chunkwise.data.problems import Problem
-from chunkwise.data.shards import PackSettings
+from chunkwise.data.shards import PackSettings, require_whole
 from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import open_files
@@ -32,7 +32,7 @@ from driving.data.images import FILTER, FileImages, columns, read_bytes
 from driving.data.index import INDEX_FILE, PRESENT, Index, concatenate
 from driving.data.index import pack as pack_index
 from driving.data.scan import scan
-from driving.data.shards import FORMAT, hash_of_drives, open_pack
+from driving.data.shards import FORMAT, hash_of_drives, open_pack, read_manifest
 from driving.data.split import SPLIT_FILE, Manifest, load_manifest, save_manifest
 from driving.data.validation import check_absent, without_bad
 
@@ -120,6 +120,8 @@ class _Opener:
 
 
 class _DrivesPacking(Packing):
+    tables = INDEX_FILE
+
     def __init__(self, source: _Opener) -> None:
         super().__init__(source.shards, left_out=source.left_out)
         self._source, self._index = source, source.index
@@ -203,8 +205,10 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
     """Reads frames from the dataset and from the pack, and compares them.
 
     Raises:
-      DataError: If the pack's index differs, or an image does by more than JPEG loses.
+      DataError: If a file is not the one that was packed, the pack's index differs, or an image does by more than JPEG
+        loses.
     """
+    require_whole(out, read_manifest(out))
     packed_index, packed = open_pack(out, config)
     same = ("ids", "drive_hashes", "lengths", "t", "image_status", "rated_scores", "rated_waypoints")
     gaps = ("waypoints", "history")

@@ -36,6 +36,15 @@ def packed(root: Path, out: Path, size: tuple[int, int], encoding: str) -> DataC
     return DataConfig(path=str(out), image_size=size)
 
 
+def as_before(pack: Path) -> None:
+    """Takes out of a manifest what tells its files from others, which packs of earlier versions do not have."""
+    file = pack / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["tables"]
+    manifest["shards"] = [{key: shard[key] for key in ("file", "rows")} for shard in manifest["shards"]]
+    file.write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize(
     ("size", "encoding", "mean", "most"),
     [(SIZE, "jpeg", 0, 0), (SIZE, "raw", 0, 0), ((24, 40), "raw", 0, 0), ((24, 40), "jpeg", 1.5, 16)],
@@ -99,6 +108,10 @@ def test_what_is_wrong_with_a_pack_is_said(root: Path, tmp_path: Path):
     whole = bytearray(shard.read_bytes())
     whole[len(whole) // 2] ^= 1
     shard.write_bytes(whole)
+    with pytest.raises(DataError, match=r"pictures-00000\.arrayrecord: expected hash .* as manifest\.json says"):
+        open_data(config, "all")
+    assert validate([out])["refused"]
+    as_before(out)
     data = open_data(config, "all")
     with pytest.raises(DataError, match="record"):
         data.batch(data.anchors)
@@ -148,6 +161,57 @@ def test_an_index_of_other_drives_is_refused(root: Path, tmp_path: Path):
     with pytest.raises(DataError, match=r"_index\.npz: expected the index of the drives .* as manifest\.json says"):
         open_data(config, "all")
     assert validate([tmp_path / "pack"])["refused"]
+
+
+def test_a_shard_of_another_pack_is_refused(root: Path, tmp_path: Path):
+    """Of raw images of as many frames: it has the size of the pack's own."""
+    for i in range(4):
+        write_drive(tmp_path / "other", f"e{i}", frames=8, start_yaw=0.5 * i + 0.1)
+    config = packed(root, tmp_path / "pack", (16, 24), "raw")
+    packed(tmp_path / "other", tmp_path / "second", (16, 24), "raw")
+    own = (tmp_path / "pack" / "pictures-00000.arrayrecord").read_bytes()
+    (tmp_path / "pack" / "pictures-00000.arrayrecord").write_bytes(
+        (tmp_path / "second" / "pictures-00000.arrayrecord").read_bytes()
+    )
+    with pytest.raises(DataError, match=r"pictures-00000\.arrayrecord: expected .* as manifest\.json says, found"):
+        open_data(config, "all")
+    assert "pictures-00000.arrayrecord" in str(validate([tmp_path / "pack"])["problems"])
+    source = DataConfig(path=str(root), image_size=(16, 24))
+    with pytest.raises(DataError, match=r"pictures-00000\.arrayrecord: expected .* as manifest\.json says, found"):
+        pack_lib.compare(source, pack_lib.open_episodes(source), tmp_path / "pack")
+    (tmp_path / "pack" / "pictures-00000.arrayrecord").write_bytes(own)
+    before = open_data(config, "all")
+    assert not validate([tmp_path / "pack"])["refused"]
+    as_before(tmp_path / "pack")
+    after = open_data(config, "all")
+    np.testing.assert_array_equal(before.batch(before.anchors)["images"], after.batch(after.anchors)["images"])
+    assert not validate([tmp_path / "pack"])["refused"]
+
+
+def test_a_camera_of_a_drive_that_was_left_out_shifts_no_other(tmp_path: Path):
+    """The records have an empty place for `front_left`, which the index does not know any more."""
+
+    def without(*cameras: str) -> Any:
+        def change(tree: dict) -> None:
+            for frame in tree["frames"]:
+                for camera in cameras:
+                    del frame["observations"]["cameras"][camera]
+
+        return change
+
+    for i in range(101):
+        write_drive(tmp_path / "raw", f"e{i:03d}", frames=1, start_yaw=0.01 * i, change=without("front_left"))
+    write_drive(tmp_path / "raw", "e006", frames=1, change=without("front_right"))
+    damage(next((tmp_path / "raw" / "e006_images").glob("*.jpg")))
+    words = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", *map(str, SIZE), "--on-bad", "skip"]
+    assert pack_lib.main(words) == 0
+    (tmp_path / "raw" / "e006.json").unlink()
+    raw, stored = (
+        open_data(DataConfig(path=str(tmp_path / name), image_size=SIZE, cameras=("side_left",)), "all")
+        for name in ("raw", "pack")
+    )
+    assert "front_left" not in stored.index.cameras
+    np.testing.assert_array_equal(raw.batch(raw.anchors)["images"], stored.batch(stored.anchors)["images"])
 
 
 def test_a_pack_without_the_bad_episodes_has_the_split_of_the_others(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.data import packing
 from chunkwise.data.pack import read_manifest
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
@@ -146,7 +147,40 @@ def test_a_manifest_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         opened(fps=None, tasks=None)
     with pytest.raises(DataError, match=r"expected shards inside the pack, .* found \[\{'file': '\.\./pictures"):
         opened(shards=[{"file": "../pictures-00000.arrayrecord", "rows": 21}])
+    with pytest.raises(DataError, match=r"expected tables inside the pack, .* found \[\{'file': '\.\./tables"):
+        opened(tables=[{"file": "../tables.npz"}])
     with pytest.raises(DataError, match=r"episode 0, row 3.*: expected images as manifest\.json says"):
         opened(encoding="raw").sample(3)
     with pytest.raises(DataError, match=r"episode 0, row 3.*: expected images as manifest\.json says"):
         opened(cameras=["top", *manifest["cameras"]]).sample(3)
+
+
+def test_tables_and_shards_of_another_place_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both shards have as many frames, and raw images of one size: they differ by their content alone."""
+    monkeypatch.setattr(packing, "FRAMES_PER_SHARD", 6)
+    settings = PackSettings(image_size=(28, 28), encoding="raw")
+    for name, seed in (("pack", 0), ("other", 5)):
+        pack(
+            write_v21(tmp_path / f"set {name}", record((6, 6), seed=seed), "image"), tmp_path / name, settings=settings
+        )
+    shards = [tmp_path / f"pack/pictures-0000{n}.arrayrecord" for n in range(2)]
+    kept = [file.read_bytes() for file in shards]
+    for file, content in zip(shards, reversed(kept), strict=True):
+        file.write_bytes(content)
+    with pytest.raises(DataError, match=r"pictures-00000\.arrayrecord: expected hash .* as manifest\.json says"):
+        open_data(config(tmp_path / "pack"))
+    report = inspect.inspect(inspect.Inspection(path=tmp_path / "pack"))
+    assert report["refused"]
+    assert "pictures-00000.arrayrecord: expected hash" in report["problems"][0]
+    for file, content in zip(shards, kept, strict=True):
+        file.write_bytes(content)
+    open_data(config(tmp_path / "pack"))
+    (tmp_path / "pack/tables.npz").write_bytes((tmp_path / "other/tables.npz").read_bytes())
+    with pytest.raises(DataError, match=r"tables\.npz: expected hash .* as manifest\.json says"):
+        open_data(config(tmp_path / "pack"))
+    file = tmp_path / "pack/manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["tables"]
+    manifest["shards"] = [{key: shard[key] for key in ("file", "rows")} for shard in manifest["shards"]]
+    file.write_text(json.dumps(manifest))
+    assert open_data(config(tmp_path / "pack")).table.frames == 12, "a pack of before says nothing of its files"
