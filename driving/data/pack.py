@@ -25,7 +25,7 @@ from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import open_files
 from chunkwise.files.links import Bounds
-from chunkwise.printable import say
+from chunkwise.printable import printable, say
 from driving.config import DataConfig
 from driving.data.episodes import episode_names
 from driving.data.images import FILTER, FileImages, columns, read_bytes
@@ -208,8 +208,10 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
       DataError: If a file is not the one that was packed, the pack's index differs, or an image does by more than JPEG
         loses.
     """
-    require_whole(out, read_manifest(out))
+    manifest = read_manifest(out)
+    require_whole(out, manifest)
     packed_index, packed = open_pack(out, config)
+    index = _without_skipped(index, packed_index, manifest)
     same = ("ids", "drive_hashes", "lengths", "t", "image_status", "rated_scores", "rated_waypoints")
     gaps = ("waypoints", "history")
     for name in (*same, *gaps):
@@ -244,6 +246,19 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
         raw_per_s=count / seconds["raw"],
         packed_per_s=count / seconds["packed"],
     )
+
+
+def _without_skipped(index: Index, packed: Index, manifest: Mapping[str, Any]) -> Index:
+    """The index without the drives that the pack lacks because of what its manifest says of them."""
+    skipped = manifest.get("skipped")
+    problems = [str(problem) for problem in skipped.get("problems", [])] if isinstance(skipped, dict) else []
+    there = set(packed.ids)
+
+    def has_problem(episode: int) -> bool:
+        return any(problem.startswith(printable(f"{index.files[episode]}: ")) for problem in problems)
+
+    kept = [i for i, name in enumerate(index.ids) if name in there or not has_problem(i)]
+    return index if len(kept) in (0, len(index.ids)) else concatenate([index.one(i) for i in kept])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

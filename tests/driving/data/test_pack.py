@@ -241,7 +241,9 @@ def test_any_number_of_workers_gives_the_same_bytes(root: Path, tmp_path: Path, 
     assert one == three
 
 
-def test_a_bad_image_costs_its_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bad_image_costs_its_drive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """Two drives fill a shard. The header of the image is good, so that it shows only when it is decoded."""
     monkeypatch.setattr(packing, "FRAMES_PER_SHARD", 4)
     for i in range(120):
@@ -264,6 +266,12 @@ def test_a_bad_image_costs_its_drive(tmp_path: Path, monkeypatch: pytest.MonkeyP
         name: drive for part in ("train", "val", "test") for name, drive in split[part].items() if name != "e006"
     }
     raw = open_data(DataConfig(path=str(tmp_path / "raw"), image_size=(16, 24)), "all")
+    assert pack_lib.main([*arguments, "--on-bad", "skip", "--check"]) == 0
+    assert "238 frames compared, 1190 images" in capsys.readouterr().out
+    del manifest["skipped"]
+    (tmp_path / "pack" / "manifest.json").write_text(json.dumps(manifest))
+    assert pack_lib.main([*arguments, "--on-bad", "skip", "--check"]) == 65
+    assert "expected the same ids" in capsys.readouterr().err, "a drive that is missing, and was not left out"
     one, other = (data.batch(anchors_of(data, "e007")) for data in (raw, packed_data))
     assert np.abs(one["images"].astype(int) - other["images"]).mean() < 2
 
