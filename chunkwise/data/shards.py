@@ -109,6 +109,16 @@ def read_manifest(path: Path, format: str, checks: Checks) -> dict[str, Any]:
     return manifest
 
 
+def settings_in(path: Path, manifest: Mapping[str, Any]) -> PackSettings:
+    """How the images of a pack are stored. Raises DataError if its manifest gives a quality that none has."""
+    quality = manifest.get("quality", PackSettings.quality)
+    try:
+        height, width = manifest["image_size"]
+        return PackSettings(image_size=(height, width), encoding=manifest["encoding"], quality=quality)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}/{MANIFEST}: expected a quality of 1 to 100, found {str(quality)[:80]}") from error
+
+
 def shard_names(path: Path, shards: Any) -> list[str]:
     """File names of the shards that a manifest lists. Raises DataError if it lists anything but files of the pack."""
     if not (_names_files(shards) and all(isinstance(one.get("rows"), int) and one["rows"] >= 0 for one in shards)):

@@ -91,9 +91,8 @@ class PackedImages:
         self._path = path
         manifest = read_manifest(path)
         self._raw = manifest["encoding"] == "raw"
-        packed = manifest["cameras"]  # the index lacks those that only drives had which were left out
-        self._width = len(packed)
-        self._places = {column: cameras.index(name) for column, name in enumerate(packed) if name in cameras}
+        self._packed = manifest["cameras"]  # the index lacks those that only drives had which were left out
+        self._places = {column: cameras.index(name) for column, name in enumerate(self._packed) if name in cameras}
         text = json.dumps(manifest, sort_keys=True).encode()
         self.identity: Mapping[str, str] = {"pictures": hashlib.sha256(text).hexdigest()}
         self._records = open_shards(path, manifest["shards"], index.frames, files=files)
@@ -104,7 +103,7 @@ class PackedImages:
         if not wanted.any():
             return
         source = f"{self._path}: record {row}"
-        stored = read_images(self._records, row, self._width, source=source)
+        stored = read_images(self._records, row, len(self._packed), source=source)
         for column, k in self._places.items():
             if not wanted[k]:
                 continue
@@ -113,3 +112,8 @@ class PackedImages:
                 out[k] = raw_image(stored[column], *out.shape[1:3], source=where)
             else:
                 decode_same_size_into(stored[column], out[k], source=where, filter=FILTER)
+
+    def stored(self, row: int) -> Mapping[str, memoryview]:
+        """What a record holds of each camera, nothing for no image. Raises DataError if it is damaged."""
+        images = read_images(self._records, row, len(self._packed), source=f"{self._path}: record {row}")
+        return dict(zip(self._packed, images, strict=True))

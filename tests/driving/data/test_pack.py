@@ -1,6 +1,8 @@
 """A pack gives what its episodes give, and what is damaged in it is found."""
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,14 @@ import numpy as np
 import pytest
 
 from chunkwise.data import packing
-from chunkwise.data.shards import PackSettings
+from chunkwise.data.images import encode_jpeg
+from chunkwise.data.shards import PackSettings, write_records
 from chunkwise.errors import ConfigError, DataError
 from driving.config import CAMERAS, DataConfig
 from driving.data import pack as pack_lib
 from driving.data.batches import open_data
+from driving.data.images import FileImages
+from driving.data.index import PRESENT
 from driving.validate import validate
 from tests.driving.drives import SIZE, write_drive
 
@@ -133,6 +138,65 @@ def test_compare_finds_other_images(root: Path, tmp_path: Path):
     config = DataConfig(path=str(other), image_size=SIZE)
     with pytest.raises(DataError, match="expected the same drive_hashes"):
         pack_lib.compare(config, pack_lib.open_episodes(config), tmp_path / "pack")
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "raw"])
+def test_check_finds_images_that_differ_by_little(root: Path, tmp_path: Path, encoding: str):
+    """Every value of the pack's images is larger by one, of 255, than the dataset's: JPEG loses as much."""
+    size = (16, 24)
+    packed(root, tmp_path / "pack", size, encoding)
+    config = DataConfig(path=str(root), image_size=size)
+    index = pack_lib.open_episodes(config)
+    settings = PackSettings(image_size=size, encoding=encoding)  # pyright: ignore[reportArgumentType]
+    pack_lib.compare(config, index, tmp_path / "pack")
+    raw = FileImages(root, index, index.cameras)
+
+    def records() -> Iterator[list[bytes]]:
+        for row, there in enumerate(index.image_status == PRESENT):
+            shown = np.zeros((len(there), *size, 3), np.uint8)
+            raw.read(row, there, shown)
+            yield [
+                settings.encode(image + (image < 255)) if one else b"" for image, one in zip(shown, there, strict=True)
+            ]
+
+    write_records(tmp_path / "pack" / "pictures-00000.arrayrecord", records())
+    as_before(tmp_path / "pack")
+    with pytest.raises(DataError, match=r"record 0, camera front: expected the image of .*, found another"):
+        pack_lib.compare(config, index, tmp_path / "pack")
+
+
+def test_check_takes_images_that_jpeg_keeps_badly(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_drive(tmp_path / "raw", "e0", frames=3)
+    rng = np.random.default_rng(0)
+    for file in (tmp_path / "raw").rglob("*.jpg"):
+        file.write_bytes(encode_jpeg(rng.integers(0, 256, (*SIZE, 3), np.uint8), quality=95))
+    words = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", "30", "46", "--quality", "20", "--check"]
+    assert pack_lib.main(words) == 0
+    found = re.search(r"mean difference ([0-9.]+) of 255", capsys.readouterr().out)
+    assert found
+    assert float(found[1]) > 10
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "words"),
+    [
+        ([], ["--encoding", "raw"], "expected a pack with encoding raw .*, found encoding jpeg"),
+        ([], ["--quality", "50"], "expected a pack with quality 50 .*, found quality 95"),
+        (
+            [],
+            ["--image-size", "24", "32"],
+            r"expected a pack with image_size \(24, 32\) .*, found image_size \(16, 24\)",
+        ),
+        (["--encoding", "raw"], ["--encoding", "raw", "--quality", "50"], ""),
+    ],
+)
+def test_check_of_a_pack_with_other_settings(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], made: list[str], asked: list[str], words: str
+):
+    command = [str(root), str(tmp_path / "pack"), "--image-size", "16", "24"]
+    assert pack_lib.main([*command, *made]) == 0
+    assert pack_lib.main([*command, *asked, "--check"]) == (64 if words else 0)
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
