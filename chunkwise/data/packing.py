@@ -17,7 +17,7 @@ from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.data.convert import Jobs, Joined, add_job_options, build
 from chunkwise.data.parts import Part
 from chunkwise.data.problems import Problem
-from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, describe_file, write_records
+from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, describe_file, is_pack, write_records
 from chunkwise.errors import ConfigError, DataError
 
 FRAMES_PER_SHARD = 4096
@@ -140,6 +140,27 @@ class Packing(abc.ABC):
         """
 
 
+def require_place(source: Path, out: Path) -> None:
+    """Refuses what cannot be packed, or not there, before anything is read or written.
+
+    Raises:
+      ConfigError: `out` lies in the dataset, whose manifest would count as a file of it.
+      DataError: The source is a pack.
+    """
+    folder = source.parent if source.is_file() else source
+    for where, place in ((folder.absolute(), out.absolute()), (folder.resolve(), out.resolve())):
+        if os.path.normpath(place).startswith(os.path.join(os.path.normpath(where), "")):
+            raise ConfigError(
+                f"{out}: expected a folder outside of the dataset, found one in {folder}, of which the pack's files "
+                "would be a part; choose another"
+            )
+    if is_pack(source):
+        raise DataError(
+            f"{source}: expected a dataset, found {MANIFEST}: this is a pack already, data.path may name it; to pack "
+            "anew, name the dataset that it was made of"
+        )
+
+
 def make_pack(
     opener: Callable[[], Packing],
     out: Path,
@@ -162,9 +183,11 @@ def make_pack(
       report: Takes lines of text for a person.
 
     Raises:
-      DataError: `out` exists, or episodes are bad.
+      ConfigError: As `require_place`.
+      DataError: `out` exists, or episodes are bad, or as `require_place`.
       BusyError, StorageError: As `new_folder`.
     """
+    require_place(source, out)
     if os.path.lexists(out):
         raise DataError(f"{out}: expected a folder that does not exist yet, found one; remove it or choose another")
     build(

@@ -18,7 +18,7 @@ import numpy as np
 from chunkwise.cli import command
 from chunkwise.data.convert import Jobs
 from chunkwise.data.images import decode_into
-from chunkwise.data.packing import Packing, make_pack, pack_parser, settings_of, size_of, whole_episodes
+from chunkwise.data.packing import Packing, make_pack, pack_parser, require_place, settings_of, size_of, whole_episodes
 from chunkwise.data.problems import Problem
 from chunkwise.data.shards import MANIFEST, PackSettings, require_whole, settings_in
 from chunkwise.distributed.jobs import Hands
@@ -91,7 +91,7 @@ def pack(
         out,
         about={"format": FORMAT, "cameras": list(index.cameras)},
         settings=settings,
-        source=path.resolve(),
+        source=path,
         jobs=jobs or Jobs(on_bad=config.on_bad),
         report=report,
     )
@@ -294,6 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     settings, jobs = settings_of(parser, args)
     try:
+        require_place(args.source, args.out)
         config = DataConfig(
             path=str(args.source),
             image_size=settings.image_size,

@@ -19,7 +19,7 @@ from chunkwise.data.lerobot.packing import write_pack
 from chunkwise.data.lerobot.tables import load_table
 from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.pack import read_manifest
-from chunkwise.data.packing import pack_parser, settings_of, size_of
+from chunkwise.data.packing import pack_parser, require_place, settings_of, size_of
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError, RunError
 from chunkwise.files.links import Bounds
@@ -94,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     settings, jobs = settings_of(parser, args)
     try:
+        require_place(args.source, args.out)
         pack(
             args.source,
             args.out,

@@ -199,6 +199,38 @@ def test_check_of_a_pack_with_other_settings(
     assert re.search(words, capsys.readouterr().err)
 
 
+def test_a_place_in_the_dataset_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A manifest.json among the episodes would count as one."""
+    raw = tmp_path / "raw"
+    file = write_drive(raw / "town", "one", frames=2)
+    (tmp_path / "link").symlink_to(raw)
+    before = sorted(raw.rglob("*"))
+    for source, out in (
+        (raw, raw / "packed"),
+        (raw, raw / "town" / "packed"),
+        (raw, tmp_path / "raw" / ".." / "raw" / "packed"),
+        (tmp_path / "link", raw / "packed"),
+        (raw, tmp_path / "link" / "packed"),
+        (file, raw / "town" / "packed"),
+    ):
+        assert pack_lib.main([str(source), str(out), "--image-size", "16", "24"]) == 64
+        assert "expected a folder outside of the dataset, found one in" in capsys.readouterr().err
+    config = DataConfig(path=str(raw), image_size=(16, 24))
+    with pytest.raises(ConfigError, match="expected a folder outside of the dataset"):
+        pack_lib.pack(config, pack_lib.open_episodes(config), raw / "packed", PackSettings(image_size=(16, 24)))
+    assert sorted(raw.rglob("*")) == before
+    assert pack_lib.main([str(raw), str(tmp_path / "raw packed"), "--image-size", "16", "24"]) == 0, "beside it"
+
+
+def test_a_pack_is_not_packed_again(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    packed(root, tmp_path / "pack", SIZE, "raw")
+    assert pack_lib.main([str(tmp_path / "pack"), str(tmp_path / "again")]) == 65
+    assert "this is a pack already" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
 def test_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = str(tmp_path / "pack")
     assert pack_lib.main([str(root), out, "--image-size", "16", "24", "--check"]) == 0

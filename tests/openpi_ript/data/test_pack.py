@@ -127,6 +127,18 @@ def test_settings_that_cannot_be_end_with_64(
     assert re.search(words, capsys.readouterr().err)
 
 
+def test_a_place_in_the_dataset_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_v21(tmp_path / "set", record(), "image")
+    assert main([str(root), str(root / "packed"), "--image-size", "28", "28"]) == 64
+    assert "expected a folder outside of the dataset" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="expected a folder outside of the dataset"):
+        pack(root, root / "packed", settings=PackSettings(image_size=(28, 28)))
+    assert not list(root.glob("*packed*"))
+    assert main([str(root), str(tmp_path / "packed"), "--image-size", "28", "28"]) == 0
+    assert main([str(tmp_path / "packed"), str(tmp_path / "again")]) == 65
+    assert "this is a pack already" in capsys.readouterr().err
+
+
 def test_a_place_that_cannot_be_written_ends_with_74(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = write_v21(tmp_path / "set", record(), "image")
     (tmp_path / "file").write_text("in the way")
