@@ -289,7 +289,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = (__doc__ or "").splitlines()[0]
     parser = pack_parser("driving.data.pack", about, source="folder of episodes", image_size=(64, 96))
     missing = "images that are named and absent: an error that lists them, or left out; default: refuse"
-    parser.add_argument("--missing-files", choices=("refuse", "mask"), default="refuse", help=missing)
+    names = ("--missing-files", "--data.missing-files")  # messages name the field of training
+    parser.add_argument(*names, dest="missing_files", choices=("refuse", "mask"), default="refuse", help=missing)
     parser.add_argument("--check", action="store_true", help="compare OUT with SOURCE, and time both")
     args = parser.parse_args(argv)
     settings, jobs = settings_of(parser, args)

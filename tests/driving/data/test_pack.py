@@ -231,6 +231,19 @@ def test_a_pack_is_not_packed_again(root: Path, tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "again").exists()
 
 
+def test_flags_that_messages_name_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for i in range(101):
+        write_drive(tmp_path / "raw", f"e{i:03d}", frames=1, start_yaw=0.01 * i)
+    (tmp_path / "raw" / "e003.json").write_text("{}")
+    next((tmp_path / "raw" / "e006_images").glob("*.jpg")).unlink()
+    words = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", *map(str, SIZE)]
+    for flag, value in (("--data.on-bad", "skip"), ("--data.missing-files", "mask")):
+        assert pack_lib.main(words) == 65
+        assert f"set {flag} {value}" in capsys.readouterr().err
+        words += [flag, value]
+    assert pack_lib.main(words) == 0
+
+
 def test_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = str(tmp_path / "pack")
     assert pack_lib.main([str(root), out, "--image-size", "16", "24", "--check"]) == 0
