@@ -33,7 +33,7 @@ from driving.data.index import INDEX_FILE, PRESENT, Index, concatenate
 from driving.data.index import pack as pack_index
 from driving.data.scan import scan
 from driving.data.shards import FORMAT, hash_of_drives, open_pack, read_manifest
-from driving.data.split import SPLIT_FILE, Manifest, load_manifest, save_manifest
+from driving.data.split import SPLIT_FILE, Manifest, check_manifest, load_manifest, save_manifest
 from driving.data.validation import check_absent, without_bad
 
 CHECKED_FRAMES = 2000
@@ -153,7 +153,9 @@ class _DrivesPacking(Packing):
             index = concatenate([index.one(i) for i in kept])
         (folder / INDEX_FILE).write_bytes(pack_index(index))
         if split is not None:
-            save_manifest(split.of(index) if left_out else split, folder / SPLIT_FILE)
+            split = split.of(index) if left_out else split
+            check_manifest(split, index, source=str(self._source.base / SPLIT_FILE), may_lack=False)
+            save_manifest(split, folder / SPLIT_FILE)
         return {"drives": hash_of_drives(index)}
 
     def _packed(self, row: int, camera: int) -> bytes:
@@ -167,14 +169,23 @@ class _DrivesPacking(Packing):
 
 
 def _split(config: DataConfig, index: Index, notes: list[str]) -> Manifest | None:
-    """The dataset's split, without the episodes that were skipped; None if it has none. Raises DataError if damaged."""
+    """The dataset's split, without the episodes that were skipped; None if it has none.
+
+    Raises:
+      DataError: It is damaged, does not fit the dataset, or leaks, as where it is opened for training.
+    """
     file = Path(config.path) / SPLIT_FILE
     if not file.is_file():
         return None
     split = load_manifest(file)
     if config.on_bad != "skip":
+        check_manifest(split, index, source=str(file), may_lack=False)
         return split
     packed = split.of(index)
+    # A drive that has changed since may be one whose image is bad, and which is left out: write_tables looks again.
+    drives = dict(zip(index.ids, index.drive_hashes, strict=True))
+    now = {side: {name: drives[name] for name in members} for side, members in packed.episodes.items()}
+    check_manifest(Manifest(episodes=now), index, source=str(file), may_lack=True)
     lacking = sum(map(len, split.episodes.values())) - sum(map(len, packed.episodes.values()))
     if lacking:
         notes.append(f"{SPLIT_FILE} of the pack leaves out {lacking} episode(s) that were skipped")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,56 @@ def test_a_pack_keeps_the_split(root: Path, tmp_path: Path):
     packed(root, tmp_path / "pack", SIZE, "jpeg")
     after = open_data(DataConfig(path=str(tmp_path / "pack"), image_size=SIZE))
     np.testing.assert_array_equal(before.anchors, after.anchors)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda split: split["val"].update(other="0" * 64), "episode 'other' of val is not in the dataset"),
+        (lambda split: split["train"].clear(), "is in no split"),
+        (lambda split: split["val"].update(split["train"]), "is in train and in val"),
+    ],
+)
+def test_a_split_that_training_would_refuse_is_not_packed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], None], words: str
+):
+    for i in range(4):
+        write_drive(tmp_path / "raw", f"e{i}", frames=2, start_yaw=0.5 * i)
+    open_data(DataConfig(path=str(tmp_path / "raw"), image_size=SIZE), "train")
+    file = tmp_path / "raw" / "_split.json"
+    split = json.loads(file.read_text())
+    change(split)
+    file.write_text(json.dumps(split))
+    with pytest.raises(DataError, match=words):
+        open_data(DataConfig(path=str(tmp_path / "raw"), image_size=SIZE), "train")
+    command = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", *map(str, SIZE)]
+    assert pack_lib.main(command) == 65
+    said = capsys.readouterr().err
+    assert "_split.json: expected a split of this dataset without leaks" in said
+    assert words in said
+    assert not (tmp_path / "pack").exists()
+    file.unlink()
+    assert pack_lib.main(command) == 0
+
+
+def test_with_bad_drives_left_out_the_split_must_fit_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for i in range(101):
+        write_drive(tmp_path / "raw", f"e{i:03d}", frames=1, start_yaw=0.01 * i)
+    open_data(DataConfig(path=str(tmp_path / "raw"), image_size=SIZE), "train")
+    file = tmp_path / "raw" / "_split.json"
+    whole = json.loads(file.read_text())
+    command = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", *map(str, SIZE), "--on-bad", "skip"]
+    name = next(iter(whole["train"]))
+    for wrong, words in (
+        ({**whole, "val": {**whole["val"], name: whole["train"][name]}}, f"'{name}' is in train and in val"),
+        ({**whole, "train": {**whole["train"], name: "0" * 64}}, f"'{name}' has changed since the split was made"),
+    ):
+        file.write_text(json.dumps(wrong))
+        assert pack_lib.main(command) == 65
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "pack").exists()
+    file.write_text(json.dumps(whole))
+    assert pack_lib.main(command) == 0
 
 
 def test_what_is_wrong_with_a_pack_is_said(root: Path, tmp_path: Path):
