@@ -15,9 +15,10 @@ from typing import Any, ClassVar, get_args
 
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.data.convert import Jobs, Joined, add_job_options, build
+from chunkwise.data.images import require_pixels
 from chunkwise.data.parts import Part
 from chunkwise.data.problems import Problem
-from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, describe_file, is_pack, write_records
+from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, describe_file, is_pack, is_utf8, write_records
 from chunkwise.errors import ConfigError, DataError
 
 FRAMES_PER_SHARD = 4096
@@ -144,9 +145,11 @@ def require_place(source: Path, out: Path) -> None:
     """Refuses what cannot be packed, or not there, before anything is read or written.
 
     Raises:
-      ConfigError: `out` lies in the dataset, whose manifest would count as a file of it.
+      ConfigError: `out` lies in the dataset, of which its manifest would count as a file, or is no UTF-8.
       DataError: The source is a pack.
     """
+    if not is_utf8(out.absolute()):
+        raise ConfigError(f"{out}: expected a path in UTF-8, found other bytes, which ArrayRecord cannot open")
     folder = source.parent if source.is_file() else source
     for where, place in ((folder.absolute(), out.absolute()), (folder.resolve(), out.resolve())):
         if os.path.normpath(place).startswith(os.path.join(os.path.normpath(where), "")):
@@ -184,10 +187,11 @@ def make_pack(
 
     Raises:
       ConfigError: As `require_place`.
-      DataError: `out` exists, or episodes are bad, or as `require_place`.
+      DataError: `out` exists, or episodes are bad, the size is above a limit, or as `require_place`.
       BusyError, StorageError: As `new_folder`.
     """
     require_place(source, out)
+    require_pixels(*settings.image_size, f"{out}: image_size")  # whoever opens it does
     if os.path.lexists(out):
         raise DataError(f"{out}: expected a folder that does not exist yet, found one; remove it or choose another")
     build(

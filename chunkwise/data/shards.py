@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 from jaxtyping import UInt8
 
-from chunkwise.data.images import encode_jpeg, require_pixels
+from chunkwise.data.images import MAX_JPEG_SIDE, encode_jpeg, require_pixels
 from chunkwise.errors import DataError
 from chunkwise.files import budget, identity
 from chunkwise.files.identity import Files, content_hash
@@ -44,10 +44,10 @@ class PackSettings:
     """Of JPEG, 1 to 100."""
 
     def __post_init__(self) -> None:
-        if min(self.image_size) < 1 or not 1 <= self.quality <= 100:
+        if not 1 <= min(self.image_size) <= max(self.image_size) <= MAX_JPEG_SIDE or not 1 <= self.quality <= 100:
             raise ValueError(
-                f"image size {self.image_size}, quality {self.quality}; expected height and width of at least 1, and a "
-                "quality of 1 to 100"
+                f"image size {self.image_size}, quality {self.quality}; expected height and width of 1 to "
+                f"{MAX_JPEG_SIDE}, and a quality of 1 to 100"
             )
 
     def encode(self, image: UInt8[np.ndarray, "h w 3"]) -> bytes:
@@ -67,6 +67,15 @@ def are_cameras(value: Any) -> bool:
         and all(isinstance(name, str) and name for name in value)
         and len(set(value)) == len(value)
     )
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether ArrayRecord can open a path."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_size(value: Any) -> bool:
@@ -274,6 +283,10 @@ def open_shards(path: Path, shards: Sequence[Mapping[str, Any]], frames: int, *,
     found = [bounds.require(name) for name in names]
     if not found:
         raise DataError(f"{path}/{MANIFEST}: expected at least one shard, found none")
+    if not all(map(is_utf8, found)):
+        raise DataError(
+            f"{path}: expected a path in UTF-8, found other bytes, which ArrayRecord cannot open; rename it"
+        )
     missing = [str(file) for file in found if not file.is_file()]
     if missing:
         raise DataError(f"{path}: expected the shards of its manifest, found no {missing}")

@@ -17,6 +17,7 @@ from chunkwise.data.packing import Packing, make_pack, whole_episodes
 from chunkwise.data.problems import Problem
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError
+from chunkwise.files.npz import write_npz
 
 
 def write_pack(
@@ -118,7 +119,7 @@ class _LeRobotPacking(Packing):
         table = self._source.table
         table = table.only(np.array([position not in left_out for position in range(len(table.lengths))], bool))
         tables: dict[str, Any] = {"/lengths": table.lengths, "/episodes": table.episodes, **table.columns}
-        np.savez(folder / TABLES, **tables)
+        write_npz(folder / TABLES, tables)
         return {}
 
     def _index(self, position: int) -> int:

@@ -3,15 +3,18 @@
 import dataclasses
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from chunkwise.data import packing
-from chunkwise.data.pack import read_manifest
+from chunkwise.data.pack import read_manifest, read_pack_table
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript import inspect
@@ -93,6 +96,49 @@ def test_a_column_with_faults_that_nobody_reads_can_be_left_out(tmp_path: Path) 
     assert "next.reward" not in open_data(config(tmp_path / "pack")).table.columns
 
 
+def test_columns_may_have_any_name(tmp_path: Path) -> None:
+    """numpy's savez has parameters called file and allow_pickle."""
+    root, names = write_v21(tmp_path / "set", record((5, 4)), "image"), ("file", "allow_pickle", "args", "größe", "a/b")
+    info = json.loads((root / "meta/info.json").read_text())
+    info["features"] |= {name: {"dtype": "int64", "shape": [1], "names": None} for name in names}
+    (root / "meta/info.json").write_text(json.dumps(info))
+    for path in root.rglob("*.parquet"):
+        table = pq.read_table(path)
+        for place, name in enumerate(names):
+            table = table.append_column(name, pa.array([100 * place + row for row in range(len(table))]))
+        pq.write_table(table, path)
+    assert main([str(root), str(tmp_path / "pack"), "--image-size", "28", "28"]) == 0
+    columns = read_pack_table(tmp_path / "pack").columns
+    for place, name in enumerate(names):
+        assert columns[name].reshape(-1).tolist() == [100 * place + row for row in (*range(5), *range(4))]
+
+
+def test_a_camera_that_is_named_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_v21(tmp_path / "set", record(), "image")
+    assert main([str(root), str(tmp_path / "pack"), "--cameras", CAMERAS[0], CAMERAS[1], CAMERAS[0]]) == 64
+    assert f"{CAMERAS[0]}: expected each camera once" in capsys.readouterr().err
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_place_that_is_no_utf8_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, odd = write_v21(tmp_path / "set", record(), "image"), tmp_path / os.fsdecode(b"p\xff")
+    for out in (odd, odd / "pack"):
+        assert main([str(root), str(out), "--image-size", "28", "28"]) == 64
+        assert "expected a path in UTF-8, found other bytes" in capsys.readouterr().err
+        assert not odd.exists()
+    assert main([str(root), str(tmp_path / "pack"), "--image-size", "28", "28"]) == 0
+    (tmp_path / "pack").rename(odd)
+    with pytest.raises(DataError, match="expected a path in UTF-8"):
+        open_data(config(odd))
+
+
+def test_a_size_that_nothing_opens_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_v21(tmp_path / "set", record(), "image")
+    assert main([str(root), str(tmp_path / "pack"), "--image-size", "20000", "20000"]) == 65
+    assert "20000 x 20000" in capsys.readouterr().err
+    assert not (tmp_path / "pack").exists()
+
+
 def test_another_image_size_is_refused(tmp_path: Path) -> None:
     pack(write_v21(tmp_path / "set", record(), "image"), tmp_path / "pack", settings=PackSettings(image_size=(16, 16)))
     with pytest.raises(ConfigError, match=r"image_size is \(28, 28\), and .* was packed at \(16, 16\)"):
@@ -114,7 +160,11 @@ def test_a_bad_dataset_ends_with_65_and_leaves_no_pack(tmp_path: Path, capsys: p
     ("options", "words"),
     [
         (["--workers", "0"], "--workers is 0; expected at least 1"),
-        (["--image-size", "0", "28"], r"image size \(0, 28\), quality 95; expected height and width of at least 1"),
+        (["--image-size", "0", "28"], r"image size \(0, 28\), quality 95; expected height and width of 1 to 65500"),
+        (
+            ["--image-size", "20", "70000"],
+            r"image size \(20, 70000\), quality 95; expected height and width of 1 to 65500",
+        ),
         (["--quality", "500"], "quality 500; expected .* a quality of 1 to 100"),
     ],
 )
