@@ -26,7 +26,7 @@ from chunkwise.cli.progress import follow
 from chunkwise.data.convert import add_worker_options
 from chunkwise.data.images import decode
 from chunkwise.data.problems import Problem, list_problems, problem_of
-from chunkwise.data.shards import is_pack
+from chunkwise.data.shards import is_pack, require_whole
 from chunkwise.data.walking import crash, walk
 from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError, RunError
@@ -59,7 +59,7 @@ def validate(
 
     Args:
       paths: Folders of episodes, episode files, packs.
-      images: Decode every image; otherwise only headers are read.
+      images: Decode every image, and hash all of a pack; otherwise only headers are read.
       hands: By how many processes, and where; the report does not depend on it.
       say: Takes lines on how far it is; None: nothing is said, and no bar shown.
       allow_links_to: Folders outside of the datasets that links in them may lead to.
@@ -239,7 +239,10 @@ class _Packed:
 
 
 def _walk_pack(path: Path, under_way: _Walk) -> None:
-    whole = load_index(path, read_manifest(path))
+    manifest = read_manifest(path)
+    whole = load_index(path, manifest)
+    if under_way.images:
+        require_whole(path, manifest, under_way.allow_links_to)
     packed = _Packed(path=path, whole=whole, images=under_way.images)
     for episode, seen in enumerate(under_way.follow(walk(packed, under_way.hands), len(packed))):
         under_way.add(packed.name(episode), *seen)

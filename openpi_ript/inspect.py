@@ -27,9 +27,9 @@ from chunkwise.data.convert import add_worker_options
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
 from chunkwise.data.lerobot.video import LeRobotImages
-from chunkwise.data.pack import ImageReader, PackedImages, read_manifest, read_pack_table
+from chunkwise.data.pack import TABLES, ImageReader, PackedImages, read_manifest, read_pack_table
 from chunkwise.data.problems import Problem
-from chunkwise.data.shards import add_pack, is_pack
+from chunkwise.data.shards import add_pack, is_pack, require_whole
 from chunkwise.data.walking import crash, walk
 from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import ConfigError, DataError, RunError
@@ -64,7 +64,7 @@ class Inspection:
     default_prompt: str | None = None
     """As data.default_prompt."""
     images: bool = True
-    """Decode every image; otherwise only files, times and headers are checked."""
+    """Decode every image, and hash all of a pack; otherwise only files, times and headers are checked."""
     allow_links_to: tuple[str, ...] = ()
     """Folders outside of the dataset that links in it may lead to."""
     tolerance_s: float = TIME_TOLERANCE_S
@@ -121,6 +121,8 @@ def _walk_lerobot(request: Inspection, report: Report, hands: Hands) -> dict[str
 def _walk_pack(request: Inspection, report: Report, hands: Hands) -> dict[str, str]:
     table = read_pack_table(request.path)
     manifest = read_manifest(request.path)
+    if request.images:
+        require_whole(request.path, manifest, request.allow_links_to)
     features = {key: {"dtype": str(c.dtype), "shape": list(c.shape[1:])} for key, c in table.columns.items()}
     report |= {"kind": "pack", "fps": table.fps, "features": features, "frames": table.frames}
     report |= {"cameras": manifest["cameras"], "tasks": {str(index): task for index, task in table.tasks.items()}}
@@ -192,7 +194,7 @@ class _Packed:
     def open(self) -> Callable[[int], _Seen]:
         path = self.request.path
         files = Files(Bounds(path, self.request.allow_links_to))
-        add_pack(files, "tables.npz")
+        add_pack(files, TABLES)
         reader = PackedImages(path, read_pack_table(path), read_manifest(path)["cameras"], files=files)
 
         def look_at(number: int) -> _Seen:

@@ -449,12 +449,17 @@ def command_line(
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, parts: str = "parts", records: str = "records") -> None:
-    """Adds an option for each field of Jobs, under its name; `parts` and `records` are what these are for a person."""
+    """Adds an option for each field of Jobs, under its name; `parts` and `records` are what these are for a person.
+
+    --on-bad has a second name, as in training, whose messages on a dataset are those of its pack as well.
+    """
     add_worker_options(parser, parts)
     left_out = (
         f"bad {records}: an error that lists them, or left out up to {MAX_SKIPPED * 100:g} %% of them; default: refuse"
     )
-    parser.add_argument("--on-bad", choices=("refuse", "skip"), default="refuse", help=left_out)
+    parser.add_argument(
+        "--on-bad", "--data.on-bad", dest="on_bad", choices=("refuse", "skip"), default="refuse", help=left_out
+    )
 
 
 def add_worker_options(parser: argparse.ArgumentParser, parts: str) -> None:

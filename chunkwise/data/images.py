@@ -30,7 +30,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _NO_FRAME = (0xC4, 0xC8, 0xCC)  # markers of JPEG between 0xC0 and 0xCF that begin no frame: tables and a reserved one
 _PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
 _ORIENTATION = 0x0112
-_MAX_JPEG_SIDE = 65_500
+MAX_JPEG_SIDE = 65_500
 _MAX_SEGMENTS = 100
 """Segments of a JPEG's head that are looked at one by one; cameras write 6 to 20."""
 
@@ -284,7 +284,7 @@ def shrink_into(
     which subsamples one axis alone, 0.7 to 2.8 and 1 to 10. It takes as long as encoding.
     """
     height, width = out.shape[:2]
-    if max(image.shape) <= _MAX_JPEG_SIDE and shrinks((image.shape[0], image.shape[1]), (height, width)):
+    if max(image.shape) <= MAX_JPEG_SIDE and shrinks((image.shape[0], image.shape[1]), (height, width)):
         decode_jpeg_into(encode_jpeg(image, quality=SHRINK_QUALITY), out, source="an image", filter=filter)
     else:
         resize_into(image, out, filter=filter)

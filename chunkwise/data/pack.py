@@ -16,12 +16,13 @@ from jaxtyping import UInt8
 from chunkwise.data import shards
 from chunkwise.data.images import decode
 from chunkwise.data.lerobot.tables import FrameTable
-from chunkwise.data.shards import Checks, Encoding, open_shards, raw_image, read_images
+from chunkwise.data.shards import Checks, Encoding, are_cameras, open_shards, raw_image, read_images, require_described
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
 from chunkwise.files.npz import read_npz
 
 FORMAT = "chunkwise-pack-1"
+TABLES = "tables.npz"
 
 
 @runtime_checkable
@@ -35,11 +36,7 @@ class ImageReader(Protocol):
 
 _MANIFEST: Checks = {
     "fps": lambda value: type(value) in (int, float) and 0 < value < 1e6,
-    "cameras": lambda value: (
-        isinstance(value, list)
-        and all(isinstance(name, str) and name for name in value)
-        and len(set(value)) == len(value)
-    ),
+    "cameras": are_cameras,
     "tasks": lambda value: (
         isinstance(value, dict)
         and all(number.isdecimal() and number.isascii() and len(number) < 19 for number in value)
@@ -59,7 +56,7 @@ class PackedImages:
       files: As of `open_shards`.
 
     Raises:
-      DataError: If a shard is missing or damaged, or a camera is not in the pack.
+      DataError: If a shard is missing, damaged or another one, or a camera is not in the pack.
     """
 
     def __init__(self, path: Path, table: FrameTable, cameras: Sequence[str], *, files: Files | None = None) -> None:
@@ -72,6 +69,7 @@ class PackedImages:
         if not self._cameras <= set(self._order):
             raise DataError(f"{path}: expected cameras {sorted(self._cameras)}, found {self._order}")
         self._records = open_shards(path, manifest["shards"], table.frames, files=files)
+        require_described(path, manifest, files)
         self._start = dict(zip(table.episodes.tolist(), table.starts.tolist(), strict=True))
 
     def read(self, episode: int, frame: int) -> Mapping[str, UInt8[np.ndarray, "h w 3"]]:
@@ -93,7 +91,7 @@ class PackedImages:
 def read_pack_table(path: Path) -> FrameTable:
     """All frames of a pack, without images. Raises DataError if manifest or tables are missing or damaged."""
     manifest = read_manifest(path)
-    file = path / "tables.npz"
+    file = path / TABLES
     try:
         columns = read_npz(file)
         lengths, episodes = columns.pop("/lengths"), columns.pop("/episodes")

@@ -11,13 +11,14 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.data.convert import Jobs, Joined, add_job_options, build
+from chunkwise.data.images import require_pixels
 from chunkwise.data.parts import Part
 from chunkwise.data.problems import Problem
-from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, write_records
+from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, describe_file, is_pack, is_utf8, write_records
 from chunkwise.errors import ConfigError, DataError
 
 FRAMES_PER_SHARD = 4096
@@ -39,6 +40,9 @@ def whole_episodes(lengths: Sequence[int]) -> list[list[int]]:
 
 class Packing(abc.ABC):
     """A dataset whose shards are written, one a part; each process opens it for itself."""
+
+    tables: ClassVar[str]
+    """Name of the file that says what the records are; without it, and its hash in the manifest, they are no pack."""
 
     def __init__(self, shards: Sequence[Sequence[int]], bad: Sequence[Problem] = (), left_out: int = 0) -> None:
         """Writes nothing yet.
@@ -80,8 +84,9 @@ class Packing(abc.ABC):
                 bad[reading] = self.problem(reading, error)
         if not rows:
             path.unlink()
+        described = describe_file(path) if rows else {}
         return Part(
-            said={"file": path.name, "rows": rows, "left_out": sorted(bad)},
+            said={"file": path.name, "rows": rows, **described, "left_out": sorted(bad)},
             problems=tuple(bad.values()),
             read=len(episodes),
             bad=len(bad),
@@ -90,14 +95,17 @@ class Packing(abc.ABC):
     def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
         """Lists the shards, and has the tables written of the episodes that they hold."""
         shards = [
-            {"file": part.said["file"], "rows": part.said["rows"]} for part in parts.values() if part.said["rows"]
+            {key: value for key, value in part.said.items() if key != "left_out"}
+            for part in parts.values()
+            if part.said["rows"]
         ]
         about = self.write_tables(folder, {one for part in parts.values() for one in part.said["left_out"]})
+        tables = [describe_file(file) for file in [folder / self.tables] if file.exists()]
         frames = sum(shard["rows"] for shard in shards)
         return Joined(
             problems=self._problems,
             bad=self._left_out,
-            about={"shards": shards, **about},
+            about={"shards": shards, "tables": tables, **about},
             summary=f"packed {frames} frames into {{out}}",
         )
 
@@ -133,6 +141,29 @@ class Packing(abc.ABC):
         """
 
 
+def require_place(source: Path, out: Path) -> None:
+    """Refuses what cannot be packed, or not there, before anything is read or written.
+
+    Raises:
+      ConfigError: `out` lies in the dataset, of which its manifest would count as a file, or is no UTF-8.
+      DataError: The source is a pack.
+    """
+    if not is_utf8(out.absolute()):
+        raise ConfigError(f"{out}: expected a path in UTF-8, found other bytes, which ArrayRecord cannot open")
+    folder = source.parent if source.is_file() else source
+    for where, place in ((folder.absolute(), out.absolute()), (folder.resolve(), out.resolve())):
+        if os.path.normpath(place).startswith(os.path.join(os.path.normpath(where), "")):
+            raise ConfigError(
+                f"{out}: expected a folder outside of the dataset, found one in {folder}, of which the pack's files "
+                "would be a part; choose another"
+            )
+    if is_pack(source):
+        raise DataError(
+            f"{source}: expected a dataset, found {MANIFEST}: this is a pack already, data.path may name it; to pack "
+            "anew, name the dataset that it was made of"
+        )
+
+
 def make_pack(
     opener: Callable[[], Packing],
     out: Path,
@@ -155,9 +186,12 @@ def make_pack(
       report: Takes lines of text for a person.
 
     Raises:
-      DataError: `out` exists, or episodes are bad.
+      ConfigError: As `require_place`.
+      DataError: `out` exists, or episodes are bad, the size is above a limit, or as `require_place`.
       BusyError, StorageError: As `new_folder`.
     """
+    require_place(source, out)
+    require_pixels(*settings.image_size, f"{out}: image_size")  # whoever opens it does
     if os.path.lexists(out):
         raise DataError(f"{out}: expected a folder that does not exist yet, found one; remove it or choose another")
     build(

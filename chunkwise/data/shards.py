@@ -6,6 +6,7 @@ What makes packs is in chunkwise/data/packing.py.
 """
 
 import bisect
+import concurrent.futures
 import dataclasses
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,15 +16,17 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 from jaxtyping import UInt8
 
-from chunkwise.data.images import encode_jpeg, require_pixels
+from chunkwise.data.images import MAX_JPEG_SIDE, encode_jpeg, require_pixels
 from chunkwise.errors import DataError
-from chunkwise.files import budget
-from chunkwise.files.identity import Files
+from chunkwise.files import budget, identity
+from chunkwise.files.identity import Files, content_hash
 from chunkwise.files.links import Bounds
 from chunkwise.files.strict_json import read_json
 
 MANIFEST = "manifest.json"
 _LENGTH = struct.Struct("<I")
+_OPENED_AT_A_TIME = 64
+"""Shards whose records are counted at a time: each waits for the storage, and packs have thousands."""
 
 Encoding = Literal["jpeg", "raw"]
 Checks = Mapping[str, Callable[[Any], bool]]
@@ -41,10 +44,10 @@ class PackSettings:
     """Of JPEG, 1 to 100."""
 
     def __post_init__(self) -> None:
-        if min(self.image_size) < 1 or not 1 <= self.quality <= 100:
+        if not 1 <= min(self.image_size) <= max(self.image_size) <= MAX_JPEG_SIDE or not 1 <= self.quality <= 100:
             raise ValueError(
-                f"image size {self.image_size}, quality {self.quality}; expected height and width of at least 1, and a "
-                "quality of 1 to 100"
+                f"image size {self.image_size}, quality {self.quality}; expected height and width of 1 to "
+                f"{MAX_JPEG_SIDE}, and a quality of 1 to 100"
             )
 
     def encode(self, image: UInt8[np.ndarray, "h w 3"]) -> bytes:
@@ -55,6 +58,24 @@ class PackSettings:
 def is_pack(path: Path) -> bool:
     """Tells whether a folder is a pack, or means to be one."""
     return (path / MANIFEST).is_file()
+
+
+def are_cameras(value: Any) -> bool:
+    """Whether a manifest's value is a list of different names."""
+    return (
+        isinstance(value, list)
+        and all(isinstance(name, str) and name for name in value)
+        and len(set(value)) == len(value)
+    )
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether ArrayRecord can open a path."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_size(value: Any) -> bool:
@@ -84,6 +105,11 @@ def read_manifest(path: Path, format: str, checks: Checks) -> dict[str, Any]:
     if missing:
         raise DataError(f"{path}/{MANIFEST}: expected the keys {missing}, found {sorted(manifest)}")
     shard_names(path, manifest["shards"])
+    if not _names_files(manifest.get("tables", [])):
+        raise DataError(
+            f'{path}/{MANIFEST}: expected tables inside the pack, [{{"file": name}}, ...], found '
+            f"{str(manifest['tables'])[:120]}"
+        )
     wrong = {key: str(manifest[key])[:80] for key, fits in checks.items() if not fits(manifest[key])}
     if wrong:
         raise DataError(f"{path}/{MANIFEST}: expected values as a pack has them, found {wrong}")
@@ -92,22 +118,85 @@ def read_manifest(path: Path, format: str, checks: Checks) -> dict[str, Any]:
     return manifest
 
 
+def settings_in(path: Path, manifest: Mapping[str, Any]) -> PackSettings:
+    """How the images of a pack are stored. Raises DataError if its manifest gives a quality that none has."""
+    quality = manifest.get("quality", PackSettings.quality)
+    try:
+        height, width = manifest["image_size"]
+        return PackSettings(image_size=(height, width), encoding=manifest["encoding"], quality=quality)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}/{MANIFEST}: expected a quality of 1 to 100, found {str(quality)[:80]}") from error
+
+
 def shard_names(path: Path, shards: Any) -> list[str]:
     """File names of the shards that a manifest lists. Raises DataError if it lists anything but files of the pack."""
-    good = isinstance(shards, list) and all(
-        isinstance(shard, dict)
-        and isinstance(shard.get("file"), str)
-        and Path(shard["file"]).name == shard["file"]
-        and isinstance(shard.get("rows"), int)
-        and shard["rows"] >= 0
-        for shard in shards
-    )
-    if not good:
+    if not (_names_files(shards) and all(isinstance(one.get("rows"), int) and one["rows"] >= 0 for one in shards)):
         raise DataError(
             f'{path}/{MANIFEST}: expected shards inside the pack, [{{"file": name, "rows": number}}, ...], found '
             f"{str(shards)[:120]}"
         )
     return [shard["file"] for shard in shards]
+
+
+def _names_files(entries: Any) -> bool:
+    """Whether a manifest's value is a list of entries of different files of the pack."""
+    good = isinstance(entries, list) and all(
+        isinstance(one, dict) and isinstance(one.get("file"), str) and Path(one["file"]).name == one["file"]
+        for one in entries
+    )
+    return good and len({one["file"] for one in entries}) == len(entries)
+
+
+def describe_file(file: Path) -> dict[str, Any]:
+    """Returns what a manifest says of a file of its pack, by which any other is told from it.
+
+    That is its size in bytes, its hash as a dataset's identity has it (of a large file that of a sample, which is known
+    when a dataset is opened), and the SHA-256 of all its bytes.
+    """
+    size, whole = file.stat().st_size, content_hash(file, "full")
+    sample = whole if size <= identity.WHOLE_BYTES else content_hash(file)
+    return {"file": file.name, "bytes": size, "hash": sample, "sha256": whole}
+
+
+def require_described(path: Path, manifest: Mapping[str, Any], files: Files | None = None) -> None:
+    """Compares tables and shards with what `describe_file` said of them; packs of before say nothing of it.
+
+    Args:
+      path: The pack.
+      manifest: Its description.
+      files: Of the pack, as it was opened: their hashes are compared, of all bytes where they were read. None: sizes.
+
+    Raises:
+      DataError: A file is another one than the one that was packed.
+    """
+    entries = [*manifest.get("tables", []), *manifest["shards"]]
+    if files is not None:
+        files.require([entry["file"] for entry in entries])  # all are there, unless the manifest names odd tables
+    known = {} if files is None else files.entries()
+    bounds = Bounds(path) if files is None else files.bounds
+    for entry in entries:
+        file = bounds.require(entry["file"])
+        if not file.is_file():
+            continue  # whoever reads it says so
+        found: dict[str, Any] = {"bytes": file.stat().st_size}
+        if files is not None:
+            hashed = known[entry["file"]]
+            found |= {"hash": hashed.hash} | ({"sha256": hashed.full} if hashed.full else {})
+        wrong = [key for key in found if key in entry and entry[key] != found[key]]
+        if wrong:
+            expected, other = (", ".join(f"{key} {str(one[key])[:12]}" for key in wrong) for one in (entry, found))
+            raise DataError(
+                f"{file}: expected {expected} as {MANIFEST} says, found {other}: it is another file of this pack, is "
+                "another pack's, or was changed; restore it, or pack again"
+            )
+
+
+def require_whole(path: Path, manifest: Mapping[str, Any], allow_links_to: Sequence[str] = ()) -> None:
+    """As `require_described`, and reads every byte of what the manifest has a hash of."""
+    files = Files(Bounds(path, allow_links_to), verify="full", remember=False)
+    entries = [*manifest.get("tables", []), *manifest["shards"]]
+    if any("sha256" in entry for entry in entries):
+        require_described(path, manifest, files)
 
 
 def add_pack(files: Files, *names: str) -> None:
@@ -153,22 +242,26 @@ class _WatchedRecords:
     One above record_mib is not handed on; the library has unpacked it by then, and tells no size before.
     """
 
-    def __init__(self, records: Records, path: Path, files: Files | None, shards: Sequence[Mapping[str, Any]]) -> None:
-        self._records, self._path, self._files = records, path, files
-        self._places = [] if files is None else [files.place(shard["file"]) for shard in shards]
-        self._ends = np.cumsum([shard["rows"] for shard in shards]).tolist()
+    def __init__(self, shards: Sequence[Records], path: Path, files: Files | None, names: Sequence[str]) -> None:
+        self._shards, self._path, self._files = shards, path, files
+        self._places = [] if files is None else [files.place(name) for name in names]
+        self._ends = np.cumsum([len(shard) for shard in shards]).tolist()
 
     def __len__(self) -> int:
-        return len(self._records)
+        return self._ends[-1]
 
     def __getitem__(self, record: int, /) -> bytes:
+        if not 0 <= record < len(self):
+            raise IndexError(f"record {record} of {len(self)}")
+        number = bisect.bisect_right(self._ends, record)
+        shard = self._shards[number]
         try:
-            data = self._records[record]
+            data = shard[record - self._ends[number] + len(shard)]
             budget.require("record_mib", len(data), f"{self._path}: record {record}")
             return data
         finally:  # what was changed is named as that, and not as damaged
             if self._files is not None:
-                self._files.require_unchanged(self._places[bisect.bisect_right(self._ends, record)])
+                self._files.require_unchanged(self._places[number])
 
 
 def open_shards(path: Path, shards: Sequence[Mapping[str, Any]], frames: int, *, files: Files | None = None) -> Records:
@@ -181,25 +274,37 @@ def open_shards(path: Path, shards: Sequence[Mapping[str, Any]], frames: int, *,
       files: Of the pack, as it was opened; a shard that changed since is an error when it is read. None: not compared.
 
     Raises:
-      DataError: If a shard is missing or damaged, or the records are too few or too many.
+      DataError: If a shard is missing or damaged, or the records of one, or of all, are too few or too many.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource  # 0.1 s
 
     bounds = Bounds(path) if files is None else files.bounds
-    found = [bounds.require(name) for name in shard_names(path, shards)]
+    names = shard_names(path, shards)
+    found = [bounds.require(name) for name in names]
+    if not found:
+        raise DataError(f"{path}/{MANIFEST}: expected at least one shard, found none")
+    if not all(map(is_utf8, found)):
+        raise DataError(
+            f"{path}: expected a path in UTF-8, found other bytes, which ArrayRecord cannot open; rename it"
+        )
     missing = [str(file) for file in found if not file.is_file()]
     if missing:
         raise DataError(f"{path}: expected the shards of its manifest, found no {missing}")
     try:
-        records: Any = ArrayRecordDataSource([str(file) for file in found])
-        count = len(records)
+        with concurrent.futures.ThreadPoolExecutor(min(len(found), _OPENED_AT_A_TIME)) as pool:
+            opened: list[Any] = list(pool.map(lambda file: ArrayRecordDataSource([str(file)]), found))
     except (RuntimeError, ValueError) as error:
         raise DataError(f"{path}: expected whole ArrayRecord shards, found {error}") from error
-    if count != frames:
-        raise DataError(f"{path}: expected {frames} records as in its tables, found {count}")
-    if sum(shard["rows"] for shard in shards) != frames:
-        raise DataError(f"{path}/{MANIFEST}: expected shards of {frames} rows in all, found {str(shards)[:120]}")
-    return _WatchedRecords(records, path, files, shards)
+    records = _WatchedRecords(opened, path, files, names)
+    if len(records) != frames:
+        raise DataError(f"{path}: expected {frames} records as in its tables, found {len(records)}")
+    for file, shard, own in zip(found, shards, opened, strict=True):
+        if len(own) != shard["rows"]:
+            raise DataError(
+                f"{file}: expected {shard['rows']} records as {MANIFEST} says, found {len(own)}: it is another file of "
+                "this pack, or another pack's; restore it, or pack again"
+            )
+    return records
 
 
 def read_images(records: Records, record: int, cameras: int, *, source: str) -> list[memoryview]:

@@ -9,10 +9,9 @@ Pickle is never read or written; zip's checksums tell a damaged file.
 import dataclasses
 import json
 import math
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -22,7 +21,7 @@ from chunkwise.envs.frames import Frames, mapped, pack
 from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.durable import make_folders, write_durably
-from chunkwise.files.npz import read_npz, stored_bytes
+from chunkwise.files.npz import read_npz, stored_bytes, write_npz
 from chunkwise.files.strict_json import parse_json
 
 _ARRAYS = ("actions", "rewards")
@@ -82,17 +81,9 @@ def save(path: Path, rollout: Rollout) -> None:
     }
     facts |= {"frames": shapes} if shapes else {}
     make_folders(path.parent)
-    write_durably(path, lambda file: _write(file, {"facts": np.array(json.dumps(facts))} | arrays))
-
-
-def _write(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a .npz file; what is compressed already is stored."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            info = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the bytes do not depend on the clock
-            info.compress_type = zipfile.ZIP_STORED if name.startswith("frames/") else zipfile.ZIP_DEFLATED
-            with archive.open(info, "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+    arrays = {"facts": np.array(json.dumps(facts))} | arrays
+    # What is compressed already is stored.
+    write_durably(path, lambda file: write_npz(file, arrays, deflated=lambda name: not name.startswith("frames/")))
 
 
 def load(path: Path, *, outcome_only: bool = False, by_frame: bool = False) -> Rollout:

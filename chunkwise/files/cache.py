@@ -21,7 +21,7 @@ _SUM_BYTES = 32
 
 def key_of(path: Path) -> str:
     """A name for what is kept of a folder or a file, wherever it is seen from."""
-    return hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:32]
+    return hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
 
 
 def read(kind: str, key: str) -> bytes | None:

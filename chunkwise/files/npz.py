@@ -1,4 +1,7 @@
-"""Reading .npz files that others wrote: sizes checked before they are believed, no pickle, one kind of error."""
+"""Reading .npz files that others wrote: sizes checked before they are believed, no pickle, one kind of error.
+
+And writing some of arrays that others named.
+"""
 
 import errno
 import io
@@ -9,9 +12,9 @@ import tokenize
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -55,6 +58,27 @@ def read_npz(path: str | Path, names: Collection[str] | None = None) -> dict[str
     """
     with budget.open_file(path) as file:
         return _read(file, os.fstat(file.fileno()).st_size, str(path), names)
+
+
+def write_npz(
+    file: BinaryIO | Path, arrays: Mapping[str, np.ndarray], *, deflated: Callable[[str], bool] = lambda name: False
+) -> None:
+    """Writes a .npz file of arrays that may have any names; its bytes depend on nothing else.
+
+    numpy's savez takes names as arguments beside its own: it fails on an array called file, and loses one called
+    allow_pickle.
+
+    Args:
+      file: Open, or the path.
+      arrays: By name; no objects.
+      deflated: Which names are compressed.
+    """
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            info = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the bytes do not depend on the clock
+            info.compress_type = zipfile.ZIP_DEFLATED if deflated(name) else zipfile.ZIP_STORED
+            with archive.open(info, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
 def stored_bytes(path: str | Path) -> dict[str, tuple[int, int]]:

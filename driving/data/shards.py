@@ -18,7 +18,7 @@ from jaxtyping import Bool, UInt8
 
 from chunkwise.data import shards
 from chunkwise.data.images import decode_same_size_into
-from chunkwise.data.shards import open_shards, raw_image, read_images
+from chunkwise.data.shards import are_cameras, open_shards, raw_image, read_images, require_described
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.identity import Files
 from driving.config import DataConfig
@@ -30,7 +30,7 @@ FORMAT = "chunkwise-driving-pack-1"
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """A pack's description. Raises DataError if it is missing, damaged, or of another format."""
-    return shards.read_manifest(path, FORMAT, {})
+    return shards.read_manifest(path, FORMAT, {"cameras": are_cameras})
 
 
 def load_index(path: Path, manifest: Mapping[str, Any]) -> Index:
@@ -84,25 +84,26 @@ class PackedImages:
       files: As of `open_shards`.
 
     Raises:
-      DataError: If a shard is missing or damaged.
+      DataError: If a shard is missing, damaged or another one.
     """
 
     def __init__(self, path: Path, index: Index, cameras: Sequence[str], files: Files | None = None) -> None:
         self._path = path
         manifest = read_manifest(path)
         self._raw = manifest["encoding"] == "raw"
-        self._width = len(index.cameras)
-        self._places = {column: cameras.index(name) for column, name in enumerate(index.cameras) if name in cameras}
+        self._packed = manifest["cameras"]  # the index lacks those that only drives had which were left out
+        self._places = {column: cameras.index(name) for column, name in enumerate(self._packed) if name in cameras}
         text = json.dumps(manifest, sort_keys=True).encode()
         self.identity: Mapping[str, str] = {"pictures": hashlib.sha256(text).hexdigest()}
         self._records = open_shards(path, manifest["shards"], index.frames, files=files)
+        require_described(path, manifest, files)
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
         """As in ImageSource."""
         if not wanted.any():
             return
         source = f"{self._path}: record {row}"
-        stored = read_images(self._records, row, self._width, source=source)
+        stored = read_images(self._records, row, len(self._packed), source=source)
         for column, k in self._places.items():
             if not wanted[k]:
                 continue
@@ -111,3 +112,8 @@ class PackedImages:
                 out[k] = raw_image(stored[column], *out.shape[1:3], source=where)
             else:
                 decode_same_size_into(stored[column], out[k], source=where, filter=FILTER)
+
+    def stored(self, row: int) -> Mapping[str, memoryview]:
+        """What a record holds of each camera, nothing for no image. Raises DataError if it is damaged."""
+        images = read_images(self._records, row, len(self._packed), source=f"{self._path}: record {row}")
+        return dict(zip(self._packed, images, strict=True))

@@ -20,7 +20,7 @@ from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, read_meta
 from chunkwise.data.lerobot.tables import INDEX_COLUMNS, FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.data.norm_stats import NormStats
-from chunkwise.data.pack import ImageReader, PackedImages, read_pack_table
+from chunkwise.data.pack import TABLES, ImageReader, PackedImages, read_pack_table
 from chunkwise.data.problems import Problem, list_problems
 from chunkwise.data.sampling import Purpose
 from chunkwise.data.shards import add_pack, is_pack
@@ -225,7 +225,7 @@ def _open_source(
     if config.norm_stats is not None:
         files.add_other("data.norm_stats", norm.stats_file(Path(config.norm_stats)))
     if is_pack(path):
-        add_pack(files, "tables.npz")
+        add_pack(files, TABLES)
         check(files)
         table = read_pack_table(path)
         images = PackedImages(path, table, cameras, files=files)

@@ -19,9 +19,9 @@ from chunkwise.data.lerobot.packing import write_pack
 from chunkwise.data.lerobot.tables import load_table
 from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.pack import read_manifest
-from chunkwise.data.packing import pack_parser, settings_of, size_of
+from chunkwise.data.packing import pack_parser, require_place, settings_of, size_of
 from chunkwise.data.shards import PackSettings
-from chunkwise.errors import DataError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.links import Bounds
 
 
@@ -52,7 +52,7 @@ def pack(
     Args:
       dataset: LeRobot dataset, v2.1 or v3.0.
       out: Folder to make.
-      cameras: Camera keys; empty takes all but depth maps.
+      cameras: Camera keys, each once; empty takes all but depth maps.
       settings: Image size and encoding.
       jobs: By how many processes, where, and what becomes of bad episodes.
       report: Takes lines of text for a person.
@@ -62,8 +62,11 @@ def pack(
       without: Numeric columns that are left out, as one with NaN that no training reads.
 
     Raises:
+      ConfigError: If a camera is named twice, or as `make_pack`.
       DataError: If the dataset is bad or has no such column, or `out` exists.
     """
+    if len(set(cameras)) < len(cameras):
+        raise ConfigError(f"--cameras {' '.join(cameras)}: expected each camera once, found one twice; leave it out")
     dataset, jobs = dataset.absolute(), jobs or Jobs()
     bounds = Bounds(dataset, allow_links_to)
     meta = read_meta(dataset, bounds=bounds, tolerance_s=tolerance_s, wrong_totals=wrong_totals)
@@ -94,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     settings, jobs = settings_of(parser, args)
     try:
+        require_place(args.source, args.out)
         pack(
             args.source,
             args.out,

@@ -12,11 +12,12 @@ from chunkwise.data.images import resize_with_pad
 from chunkwise.data.lerobot.meta import DEFAULT_IMAGE_PATH, LeRobotMeta
 from chunkwise.data.lerobot.tables import FrameTable
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
-from chunkwise.data.pack import FORMAT
+from chunkwise.data.pack import FORMAT, TABLES
 from chunkwise.data.packing import Packing, make_pack, whole_episodes
 from chunkwise.data.problems import Problem
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError
+from chunkwise.files.npz import write_npz
 
 
 def write_pack(
@@ -82,6 +83,8 @@ class _Opener:
 
 
 class _LeRobotPacking(Packing):
+    tables = TABLES
+
     def __init__(self, source: _Opener) -> None:
         super().__init__(source.shards, source.skipped, len(source.meta.episodes) - len(source.table.lengths))
         self._source = source
@@ -116,7 +119,7 @@ class _LeRobotPacking(Packing):
         table = self._source.table
         table = table.only(np.array([position not in left_out for position in range(len(table.lengths))], bool))
         tables: dict[str, Any] = {"/lengths": table.lengths, "/episodes": table.episodes, **table.columns}
-        np.savez(folder / "tables.npz", **tables)
+        write_npz(folder / TABLES, tables)
         return {}
 
     def _index(self, position: int) -> int:

@@ -1,6 +1,8 @@
 """A pack gives what its episodes give, and what is damaged in it is found."""
 
 import json
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,14 @@ import numpy as np
 import pytest
 
 from chunkwise.data import packing
-from chunkwise.data.shards import PackSettings
+from chunkwise.data.images import encode_jpeg
+from chunkwise.data.shards import PackSettings, write_records
 from chunkwise.errors import ConfigError, DataError
 from driving.config import CAMERAS, DataConfig
 from driving.data import pack as pack_lib
 from driving.data.batches import open_data
+from driving.data.images import FileImages
+from driving.data.index import PRESENT
 from driving.validate import validate
 from tests.driving.drives import SIZE, write_drive
 
@@ -34,6 +39,15 @@ def packed(root: Path, out: Path, size: tuple[int, int], encoding: str) -> DataC
     settings = PackSettings(image_size=size, encoding=encoding)  # pyright: ignore[reportArgumentType]
     pack_lib.pack(config, pack_lib.open_episodes(config), out, settings)
     return DataConfig(path=str(out), image_size=size)
+
+
+def as_before(pack: Path) -> None:
+    """Takes out of a manifest what tells its files from others, which packs of earlier versions do not have."""
+    file = pack / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["tables"]
+    manifest["shards"] = [{key: shard[key] for key in ("file", "rows")} for shard in manifest["shards"]]
+    file.write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +101,56 @@ def test_a_pack_keeps_the_split(root: Path, tmp_path: Path):
     np.testing.assert_array_equal(before.anchors, after.anchors)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda split: split["val"].update(other="0" * 64), "episode 'other' of val is not in the dataset"),
+        (lambda split: split["train"].clear(), "is in no split"),
+        (lambda split: split["val"].update(split["train"]), "is in train and in val"),
+    ],
+)
+def test_a_split_that_training_would_refuse_is_not_packed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], None], words: str
+):
+    for i in range(4):
+        write_drive(tmp_path / "raw", f"e{i}", frames=2, start_yaw=0.5 * i)
+    open_data(DataConfig(path=str(tmp_path / "raw"), image_size=SIZE), "train")
+    file = tmp_path / "raw" / "_split.json"
+    split = json.loads(file.read_text())
+    change(split)
+    file.write_text(json.dumps(split))
+    with pytest.raises(DataError, match=words):
+        open_data(DataConfig(path=str(tmp_path / "raw"), image_size=SIZE), "train")
+    command = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", *map(str, SIZE)]
+    assert pack_lib.main(command) == 65
+    said = capsys.readouterr().err
+    assert "_split.json: expected a split of this dataset without leaks" in said
+    assert words in said
+    assert not (tmp_path / "pack").exists()
+    file.unlink()
+    assert pack_lib.main(command) == 0
+
+
+def test_with_bad_drives_left_out_the_split_must_fit_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for i in range(101):
+        write_drive(tmp_path / "raw", f"e{i:03d}", frames=1, start_yaw=0.01 * i)
+    open_data(DataConfig(path=str(tmp_path / "raw"), image_size=SIZE), "train")
+    file = tmp_path / "raw" / "_split.json"
+    whole = json.loads(file.read_text())
+    command = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", *map(str, SIZE), "--on-bad", "skip"]
+    name = next(iter(whole["train"]))
+    for wrong, words in (
+        ({**whole, "val": {**whole["val"], name: whole["train"][name]}}, f"'{name}' is in train and in val"),
+        ({**whole, "train": {**whole["train"], name: "0" * 64}}, f"'{name}' has changed since the split was made"),
+    ):
+        file.write_text(json.dumps(wrong))
+        assert pack_lib.main(command) == 65
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "pack").exists()
+    file.write_text(json.dumps(whole))
+    assert pack_lib.main(command) == 0
+
+
 def test_what_is_wrong_with_a_pack_is_said(root: Path, tmp_path: Path):
     out = tmp_path / "pack"
     config = packed(root, out, SIZE, "raw")
@@ -99,6 +163,10 @@ def test_what_is_wrong_with_a_pack_is_said(root: Path, tmp_path: Path):
     whole = bytearray(shard.read_bytes())
     whole[len(whole) // 2] ^= 1
     shard.write_bytes(whole)
+    with pytest.raises(DataError, match=r"pictures-00000\.arrayrecord: expected hash .* as manifest\.json says"):
+        open_data(config, "all")
+    assert validate([out])["refused"]
+    as_before(out)
     data = open_data(config, "all")
     with pytest.raises(DataError, match="record"):
         data.batch(data.anchors)
@@ -120,6 +188,110 @@ def test_compare_finds_other_images(root: Path, tmp_path: Path):
     config = DataConfig(path=str(other), image_size=SIZE)
     with pytest.raises(DataError, match="expected the same drive_hashes"):
         pack_lib.compare(config, pack_lib.open_episodes(config), tmp_path / "pack")
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "raw"])
+def test_check_finds_images_that_differ_by_little(root: Path, tmp_path: Path, encoding: str):
+    """Every value of the pack's images is larger by one, of 255, than the dataset's: JPEG loses as much."""
+    size = (16, 24)
+    packed(root, tmp_path / "pack", size, encoding)
+    config = DataConfig(path=str(root), image_size=size)
+    index = pack_lib.open_episodes(config)
+    settings = PackSettings(image_size=size, encoding=encoding)  # pyright: ignore[reportArgumentType]
+    pack_lib.compare(config, index, tmp_path / "pack")
+    raw = FileImages(root, index, index.cameras)
+
+    def records() -> Iterator[list[bytes]]:
+        for row, there in enumerate(index.image_status == PRESENT):
+            shown = np.zeros((len(there), *size, 3), np.uint8)
+            raw.read(row, there, shown)
+            yield [
+                settings.encode(image + (image < 255)) if one else b"" for image, one in zip(shown, there, strict=True)
+            ]
+
+    write_records(tmp_path / "pack" / "pictures-00000.arrayrecord", records())
+    as_before(tmp_path / "pack")
+    with pytest.raises(DataError, match=r"record 0, camera front: expected the image of .*, found another"):
+        pack_lib.compare(config, index, tmp_path / "pack")
+
+
+def test_check_takes_images_that_jpeg_keeps_badly(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_drive(tmp_path / "raw", "e0", frames=3)
+    rng = np.random.default_rng(0)
+    for file in (tmp_path / "raw").rglob("*.jpg"):
+        file.write_bytes(encode_jpeg(rng.integers(0, 256, (*SIZE, 3), np.uint8), quality=95))
+    words = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", "30", "46", "--quality", "20", "--check"]
+    assert pack_lib.main(words) == 0
+    found = re.search(r"mean difference ([0-9.]+) of 255", capsys.readouterr().out)
+    assert found
+    assert float(found[1]) > 10
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "words"),
+    [
+        ([], ["--encoding", "raw"], "expected a pack with encoding raw .*, found encoding jpeg"),
+        ([], ["--quality", "50"], "expected a pack with quality 50 .*, found quality 95"),
+        (
+            [],
+            ["--image-size", "24", "32"],
+            r"expected a pack with image_size \(24, 32\) .*, found image_size \(16, 24\)",
+        ),
+        (["--encoding", "raw"], ["--encoding", "raw", "--quality", "50"], ""),
+    ],
+)
+def test_check_of_a_pack_with_other_settings(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], made: list[str], asked: list[str], words: str
+):
+    command = [str(root), str(tmp_path / "pack"), "--image-size", "16", "24"]
+    assert pack_lib.main([*command, *made]) == 0
+    assert pack_lib.main([*command, *asked, "--check"]) == (64 if words else 0)
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_a_place_in_the_dataset_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A manifest.json among the episodes would count as one."""
+    raw = tmp_path / "raw"
+    file = write_drive(raw / "town", "one", frames=2)
+    (tmp_path / "link").symlink_to(raw)
+    before = sorted(raw.rglob("*"))
+    for source, out in (
+        (raw, raw / "packed"),
+        (raw, raw / "town" / "packed"),
+        (raw, tmp_path / "raw" / ".." / "raw" / "packed"),
+        (tmp_path / "link", raw / "packed"),
+        (raw, tmp_path / "link" / "packed"),
+        (file, raw / "town" / "packed"),
+    ):
+        assert pack_lib.main([str(source), str(out), "--image-size", "16", "24"]) == 64
+        assert "expected a folder outside of the dataset, found one in" in capsys.readouterr().err
+    config = DataConfig(path=str(raw), image_size=(16, 24))
+    with pytest.raises(ConfigError, match="expected a folder outside of the dataset"):
+        pack_lib.pack(config, pack_lib.open_episodes(config), raw / "packed", PackSettings(image_size=(16, 24)))
+    assert sorted(raw.rglob("*")) == before
+    assert pack_lib.main([str(raw), str(tmp_path / "raw packed"), "--image-size", "16", "24"]) == 0, "beside it"
+
+
+def test_a_pack_is_not_packed_again(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    packed(root, tmp_path / "pack", SIZE, "raw")
+    assert pack_lib.main([str(tmp_path / "pack"), str(tmp_path / "again")]) == 65
+    assert "this is a pack already" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+def test_flags_that_messages_name_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for i in range(101):
+        write_drive(tmp_path / "raw", f"e{i:03d}", frames=1, start_yaw=0.01 * i)
+    (tmp_path / "raw" / "e003.json").write_text("{}")
+    next((tmp_path / "raw" / "e006_images").glob("*.jpg")).unlink()
+    words = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", *map(str, SIZE)]
+    for flag, value in (("--data.on-bad", "skip"), ("--data.missing-files", "mask")):
+        assert pack_lib.main(words) == 65
+        assert f"set {flag} {value}" in capsys.readouterr().err
+        words += [flag, value]
+    assert pack_lib.main(words) == 0
 
 
 def test_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -150,6 +322,57 @@ def test_an_index_of_other_drives_is_refused(root: Path, tmp_path: Path):
     assert validate([tmp_path / "pack"])["refused"]
 
 
+def test_a_shard_of_another_pack_is_refused(root: Path, tmp_path: Path):
+    """Of raw images of as many frames: it has the size of the pack's own."""
+    for i in range(4):
+        write_drive(tmp_path / "other", f"e{i}", frames=8, start_yaw=0.5 * i + 0.1)
+    config = packed(root, tmp_path / "pack", (16, 24), "raw")
+    packed(tmp_path / "other", tmp_path / "second", (16, 24), "raw")
+    own = (tmp_path / "pack" / "pictures-00000.arrayrecord").read_bytes()
+    (tmp_path / "pack" / "pictures-00000.arrayrecord").write_bytes(
+        (tmp_path / "second" / "pictures-00000.arrayrecord").read_bytes()
+    )
+    with pytest.raises(DataError, match=r"pictures-00000\.arrayrecord: expected .* as manifest\.json says, found"):
+        open_data(config, "all")
+    assert "pictures-00000.arrayrecord" in str(validate([tmp_path / "pack"])["problems"])
+    source = DataConfig(path=str(root), image_size=(16, 24))
+    with pytest.raises(DataError, match=r"pictures-00000\.arrayrecord: expected .* as manifest\.json says, found"):
+        pack_lib.compare(source, pack_lib.open_episodes(source), tmp_path / "pack")
+    (tmp_path / "pack" / "pictures-00000.arrayrecord").write_bytes(own)
+    before = open_data(config, "all")
+    assert not validate([tmp_path / "pack"])["refused"]
+    as_before(tmp_path / "pack")
+    after = open_data(config, "all")
+    np.testing.assert_array_equal(before.batch(before.anchors)["images"], after.batch(after.anchors)["images"])
+    assert not validate([tmp_path / "pack"])["refused"]
+
+
+def test_a_camera_of_a_drive_that_was_left_out_shifts_no_other(tmp_path: Path):
+    """The records have an empty place for `front_left`, which the index does not know any more."""
+
+    def without(*cameras: str) -> Any:
+        def change(tree: dict) -> None:
+            for frame in tree["frames"]:
+                for camera in cameras:
+                    del frame["observations"]["cameras"][camera]
+
+        return change
+
+    for i in range(101):
+        write_drive(tmp_path / "raw", f"e{i:03d}", frames=1, start_yaw=0.01 * i, change=without("front_left"))
+    write_drive(tmp_path / "raw", "e006", frames=1, change=without("front_right"))
+    damage(next((tmp_path / "raw" / "e006_images").glob("*.jpg")))
+    words = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", *map(str, SIZE), "--on-bad", "skip"]
+    assert pack_lib.main(words) == 0
+    (tmp_path / "raw" / "e006.json").unlink()
+    raw, stored = (
+        open_data(DataConfig(path=str(tmp_path / name), image_size=SIZE, cameras=("side_left",)), "all")
+        for name in ("raw", "pack")
+    )
+    assert "front_left" not in stored.index.cameras
+    np.testing.assert_array_equal(raw.batch(raw.anchors)["images"], stored.batch(stored.anchors)["images"])
+
+
 def test_a_pack_without_the_bad_episodes_has_the_split_of_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -177,7 +400,9 @@ def test_any_number_of_workers_gives_the_same_bytes(root: Path, tmp_path: Path, 
     assert one == three
 
 
-def test_a_bad_image_costs_its_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bad_image_costs_its_drive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     """Two drives fill a shard. The header of the image is good, so that it shows only when it is decoded."""
     monkeypatch.setattr(packing, "FRAMES_PER_SHARD", 4)
     for i in range(120):
@@ -200,6 +425,12 @@ def test_a_bad_image_costs_its_drive(tmp_path: Path, monkeypatch: pytest.MonkeyP
         name: drive for part in ("train", "val", "test") for name, drive in split[part].items() if name != "e006"
     }
     raw = open_data(DataConfig(path=str(tmp_path / "raw"), image_size=(16, 24)), "all")
+    assert pack_lib.main([*arguments, "--on-bad", "skip", "--check"]) == 0
+    assert "238 frames compared, 1190 images" in capsys.readouterr().out
+    del manifest["skipped"]
+    (tmp_path / "pack" / "manifest.json").write_text(json.dumps(manifest))
+    assert pack_lib.main([*arguments, "--on-bad", "skip", "--check"]) == 65
+    assert "expected the same ids" in capsys.readouterr().err, "a drive that is missing, and was not left out"
     one, other = (data.batch(anchors_of(data, "e007")) for data in (raw, packed_data))
     assert np.abs(one["images"].astype(int) - other["images"]).mean() < 2
 
