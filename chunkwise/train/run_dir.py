@@ -264,11 +264,15 @@ class RunFolder:
         steps, now = self._config.train.steps, flatten(self._config)
         if step > steps:
             raise ConfigError(f"{self.path} has {step} updates; expected train.steps of at least that, found {steps}")
-        if processes.is_primary() and self._resume:
-            if step == steps and evaluated:
-                now |= {name: value for name, value in read_flat(self.path).items() if name.startswith("eval.")}
+
+        def write() -> None:
+            measured = read_flat(self.path) if step == steps and evaluated else {}
+            kept = {name: value for name, value in measured.items() if name.startswith("eval.")}
             with storage_error(self.path, "config.json"):
-                write_json(self.path / "config.json", now)
+                write_json(self.path / "config.json", now | kept)
+
+        if self._resume:
+            processes.run_on_primary(write)
 
     def finish(self, line: dict[str, Any]) -> None:
         """Writes done.json."""
