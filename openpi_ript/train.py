@@ -64,7 +64,9 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         for note in data.notes:
             say(f"data: {note}")
         if data.refused and not folder.begun:
-            raise DataError(f"{config.data.path}: a new training refuses these data:", *data.refused)
+            raise DataError(
+                f"{config.data.path}: a new training refuses these data:", *(f"  {line}" for line in data.refused)
+            )
         if data.stats:
             folder.kept[NORM_STATS] = stats_json(data.stats, data.stats_source).encode()
         task, interaction = _make_task(config, data, folder.path)

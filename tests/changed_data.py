@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError, MismatchError
-from chunkwise.files.dataset_files import require_same
+from chunkwise.files import dataset_files
 from chunkwise.files.identity import Files
 from driving.config import DataConfig as DrivingConfig
 from driving.data import batches as driving_data
@@ -334,10 +334,12 @@ def try_kind(name: str, folder: Path) -> int:
     kind.make(root)
 
     def first(files: Files) -> None:
-        require_same(run, files, resume=False)
+        listed = dataset_files.require_same(run, files, resume=False)
+        assert listed is not None
+        dataset_files.write(run, listed)
 
     def again(files: Files) -> None:
-        require_same(run, files, resume=True)
+        dataset_files.require_same(run, files, resume=True)
 
     kind.open(root, first)()
     kind.open(root, again)()

@@ -25,13 +25,16 @@ MAX_NAMED = 20
 _PIECE = 1 << 20
 
 
-def require_same(run: Path, files: Files, *, resume: bool) -> None:
-    """Compares a dataset with that of the run which is to go on; where there is no list to compare with, writes one.
+def require_same(run: Path, files: Files, *, resume: bool) -> bytes | None:
+    """Compares a dataset with that of the run which is to go on.
 
     Args:
       run: The run's folder.
       files: Of the dataset, as it is now.
-      resume: Whether an earlier start may have left a list; else it is written anew.
+      resume: Whether the folder holds a run whose list counts.
+
+    Returns:
+      What the list is to hold from now on, where there is none, or more is known: for `write`, once the run goes on.
 
     Raises:
       MismatchError: Files were changed, are missing or have been added; the message names them.
@@ -39,8 +42,7 @@ def require_same(run: Path, files: Files, *, resume: bool) -> None:
     now = files.entries()
     before = _load(run / NAME) if resume else None
     if before is None:
-        write_durably(run / NAME, _pack(now))
-        return
+        return _pack(now)
     found = compare(before, now)
     if any(found):
         raise MismatchError(
@@ -48,8 +50,13 @@ def require_same(run: Path, files: Files, *, resume: bool) -> None:
             *(line for kind, names in found._asdict().items() for line in _lines(kind, names, files)),
             "Restore these files to go on, or start anew in another folder",
         )
-    if any(now[name].full and not before[name].full for name in now):  # from now on every byte can be compared
-        write_durably(run / NAME, _pack(now))
+    more = any(now[name].full and not before[name].full for name in now)  # then every byte can be compared
+    return _pack(now) if more else None
+
+
+def write(run: Path, listed: bytes) -> None:
+    """Writes the list that `require_same` returned."""
+    write_durably(run / NAME, listed)
 
 
 def _lines(kind: str, names: list[str], files: Files) -> list[str]:

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chunkwise.config.saved import fingerprint, flatten, is_run, read_flat, resume_rules, without_younger
+from chunkwise.config.saved import (
+    as_written_today,
+    fingerprint,
+    flatten,
+    is_run,
+    read_flat,
+    resume_rules,
+    without_younger,
+)
 from chunkwise.config.study import Run, StudyConfig
 from chunkwise.errors import DataError, NonFiniteError, RunError, one_line
 from chunkwise.files.strict_json import read_json
@@ -49,8 +57,9 @@ def other_places(run: Run, folder: Path) -> list[str]:
     Raises:
       RunError: Its config.json is missing, or cannot be read.
     """
-    saved, now = read_flat(folder), flatten(run.config)
-    given = {name: (saved.get(name), now.get(name)) for name in resume_rules(type(run.config)).places}
+    rules = resume_rules(type(run.config))
+    saved, now = as_written_today(read_flat(folder), rules), flatten(run.config)
+    given = {name: (saved.get(name, rules.defaults.get(name)), now.get(name)) for name in rules.places}
     return [name for name, (old, new) in given.items() if old != new and _real(old) != _real(new)]
 
 

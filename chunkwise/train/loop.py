@@ -225,7 +225,6 @@ class _Run:
             self.shardings,
         )
         restored = self.checkpoints.restore(abstract)
-        self.folder.go_on(*((0, False) if restored is None else (restored[1].step, restored[1].evaluated)))
         if restored is None:
             self.step, position, interacted = 0, None, False
             init = jax.jit(self.task.init, out_shardings=self.shardings)
@@ -235,7 +234,7 @@ class _Run:
             if self.load is not None:
                 self.state = self.load(self.state)
             self.checkpoints.prepare(self.state)
-            self.folder.cut_metrics(0)
+            self.folder.go_on(None)
             if note := unfinished_warmup(self.config.optim, self.config.train.steps):
                 print(note, flush=True)
         else:
@@ -243,7 +242,7 @@ class _Run:
             position = progress.position
             self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
             self.skipped_in_a_row, interacted = progress.skipped_in_a_row, progress.interacted
-            made_up = self.folder.cut_metrics(progress.metrics_bytes, None if self.evaluated else self.step)
+            made_up = self.folder.go_on(self.step, progress.metrics_bytes, evaluated=self.evaluated)
             self.evaluated, self.evaluation = self.evaluated or bool(made_up), made_up or progress.evaluation
             print(f"resumed from step {self.step}", flush=True)
         machine.note(self.folder.path, self.step)

@@ -33,7 +33,15 @@ from typing import Any
 from chunkwise.checkpoint.prune import evaluation_in
 from chunkwise.checkpoint.saved_steps import SAVES, steps_in
 from chunkwise.config.experiment import ExperimentConfig
-from chunkwise.config.saved import fingerprint, flatten, read_flat, resume_rules, with_fitting_values, without_younger
+from chunkwise.config.saved import (
+    as_written_today,
+    fingerprint,
+    flatten,
+    read_flat,
+    resume_rules,
+    with_fitting_values,
+    without_younger,
+)
 from chunkwise.distributed import processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust
@@ -79,7 +87,7 @@ class RunFolder:
         self._timing: Appender | None = None
         self._loggers: loggers.Loggers | None = None
         self._config = config
-        self._resume = config.run.resume
+        self._listed: bytes | None = None
         path, self.begun = processes.broadcast_one_to_all(lambda: self._claim(config, name))
         """Whether it held a run already, which goes on."""
         self.path = Path(path)
@@ -192,14 +200,15 @@ class RunFolder:
         self._files.__exit__(kind, error, trace)
 
     def require_same_files(self, files: Files) -> None:
-        """Compares the files of a dataset with those that the run was started with, or notes them at its first start.
+        """Compares the files of a dataset with those that the run was started with; at its first start they are noted
+        once it begins (`go_on`).
 
         Raises:
           MismatchError: Files changed, are missing or were added; the message names them.
         """
         if processes.is_primary():
             with storage_error(self.path, dataset_files.NAME):
-                dataset_files.require_same(self.path, files, resume=self._resume)
+                self._listed = dataset_files.require_same(self.path, files, resume=self.begun)
 
     def log(self, step: int, split: str, values: dict[str, float]) -> None:
         """Appends a line to metrics.jsonl. Non-finite numbers are written as null, which is valid JSON."""
@@ -219,60 +228,57 @@ class RunFolder:
         """Bytes of metrics.jsonl so far, all of them on disk; 0 where another process writes it."""
         return 0 if self._metrics is None else self._metrics.sync()
 
-    def cut_metrics(self, size: int, unevaluated: int | None = None) -> dict[str, float]:
-        """Drops what was written after the checkpoint from which the run goes on, and opens the loggers behind it.
+    def go_on(self, step: int | None, size: int = 0, *, evaluated: bool = False) -> dict[str, float]:
+        """Begins, or goes on from a checkpoint, now that config, data and checkpoint were compared.
+
+        Drops what metrics.jsonl has behind the checkpoint, writes config.json and the list of the dataset's files, and
+        opens the loggers.
 
         Args:
-          size: Bytes of metrics.jsonl when the checkpoint was made.
-          unevaluated: Its step, where it was made before the evaluation of that step was done.
+          step: Updates behind the checkpoint; None without one.
+          size: Bytes of metrics.jsonl when it was made.
+          evaluated: Whether the evaluation of that step was done by then.
 
         Returns:
           The finite metrics of that evaluation, on all processes, where its line came next: it stays, as the run made
           up for it. Else {}.
 
         Raises:
-          ConfigError: The file is shorter than it was when the checkpoint was made.
+          ConfigError: The run has more updates than train.steps, or metrics.jsonl is shorter than it was.
         """
-        metrics = self._metrics
+        metrics, steps = self._metrics, self._config.train.steps
+        if step is not None and step > steps:
+            raise ConfigError(f"{self.path} has {step} updates; expected train.steps of at least that, found {steps}")
 
-        def cut() -> dict[str, float]:
+        def accept() -> dict[str, float]:
             assert metrics is not None
             line, found = metrics.line_behind(size), {}
-            if unevaluated is not None:
-                found = evaluation_in(line).get(unevaluated, {})
+            if step is not None and not evaluated:
+                found = evaluation_in(line).get(step, {})
             metrics.cut(size + (len(line) if found else 0))
+            self._write_accepted(over=step == steps and (evaluated or bool(found)))
             return found
 
-        found = processes.broadcast_one_to_all(cut)
+        found = processes.broadcast_one_to_all(accept)
         if metrics is not None and self._config.run.loggers and not self._config.run.dry_run:
             rows = loggers.rows_of((self.path / "metrics.jsonl").read_bytes())
             self._loggers = loggers.Loggers(self._config.run.loggers, self.path, flatten(self._config), rows)
             self._files.callback(self._loggers.close)
         return found
 
-    def go_on(self, step: int, evaluated: bool) -> None:
-        """Writes config.json of a run whose config, data and checkpoint were compared, and goes on.
-
-        Args:
-          step: Updates behind the checkpoint from which it does; 0 without one.
-          evaluated: Whether these were evaluated: with train.steps of them nothing is left to do, and `eval` stays what
-            the run was measured with.
-
-        Raises:
-          ConfigError: It has more updates than train.steps.
-        """
-        steps, now = self._config.train.steps, flatten(self._config)
-        if step > steps:
-            raise ConfigError(f"{self.path} has {step} updates; expected train.steps of at least that, found {steps}")
-
-        def write() -> None:
-            measured = read_flat(self.path) if step == steps and evaluated else {}
-            kept = {name: value for name, value in measured.items() if name.startswith("eval.")}
-            with storage_error(self.path, "config.json"):
-                write_json(self.path / "config.json", now | kept)
-
-        if self._resume:
-            processes.run_on_primary(write)
+    def _write_accepted(self, *, over: bool) -> None:
+        """Writes what was compared. Where nothing is left to do, `eval` stays what the run was measured with."""
+        now, rules = flatten(self._config), resume_rules(type(self._config))
+        if over:
+            saved = as_written_today(read_flat(self.path), rules)
+            measured = {name: value for name, value in saved.items() if name.startswith("eval.")}
+            now = {name: value for name, value in now.items() if name in measured or not name.startswith("eval.")}
+            now |= measured
+        if self._listed is not None:
+            with storage_error(self.path, dataset_files.NAME):
+                dataset_files.write(self.path, self._listed)
+        with storage_error(self.path, "config.json"):
+            write_json(self.path / "config.json", now)
 
     def finish(self, line: dict[str, Any]) -> None:
         """Writes done.json."""

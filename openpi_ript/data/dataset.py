@@ -71,6 +71,8 @@ class TrainingData:
     """What a user should know: the state's adaptation, groups, replaced values, skipped episodes."""
     refused: tuple[str, ...] = ()
     """Those of `notes` for which a new training ends, see `Doubts`; one that goes on does as it did."""
+    success_tells_apart: bool = False
+    """Whether rewards are compared, and successes, were they compared instead, would find a better rollout."""
     returns: Returns | None = None
     """Tells what came of each frame, where chunks are labelled by a value."""
 
@@ -190,7 +192,7 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     to_openpi = _to_openpi(config, stats, adapter)
     found = doubts(table, config, stats, adapter)
     notes += found.notes
-    rollouts, kept, replaced = rollouts_of(table, config, starts, held, notes)
+    rollouts, kept, replaced, by_success = rollouts_of(table, config, starts, held, notes)
     rows, held_rows = (np.flatnonzero(np.repeat(kept & side, table.lengths)) for side in (~held, held))
     if not rows.size or (held.any() and not held_rows.size):
         whose = " that data.holdout keeps for evaluation" if rows.size else ""
@@ -213,6 +215,7 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
         replaced=replaced,
         notes=tuple(notes),
         refused=found.refused,
+        success_tells_apart=by_success,
     )
 
 

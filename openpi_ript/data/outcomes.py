@@ -27,10 +27,11 @@ def rollouts_of(
     names: Sequence[tuple[str, str]],
     held: Bool[np.ndarray, " e"],
     notes: list[str],
-) -> tuple[Rollouts, np.ndarray, Mapping[str, int]]:
+) -> tuple[Rollouts, np.ndarray, Mapping[str, int], bool]:
     """Outcome and advantage of each episode, whether its frames are drawn, what was replaced; appends to `notes`.
 
-    Rollouts that are held out are compared with one another alone, and have no part in the others' advantages.
+    Rollouts that are held out are compared with one another alone, and have no part in the others' advantages. Last,
+    whether rewards are compared and the successes, were they compared instead, would find a better rollout.
 
     Args:
       table: All frames.
@@ -64,6 +65,7 @@ def rollouts_of(
     kept = np.ones(len(starts), bool)
     replaced: Mapping[str, int] = {}
     said: Sequence[str] = ()
+    by_success = False
     if config.advantage is not None:
         for side in (held, ~held):
             if side.any():
@@ -73,8 +75,9 @@ def rollouts_of(
                 )
         notes.extend(said)
         if len(known) == 2:
-            groups = _groups(names, config.advantage)[~held]
-            notes.extend(_contradictions(label(raw)[~held], success[~held], groups, config))
+            groups, succeeded = _groups(names, config.advantage)[~held], success[~held]
+            notes.extend(_contradictions(label(raw)[~held], succeeded, groups, config))
+            by_success = bool((rloo(succeeded.astype(np.float64), groups) > 0).any())
     rollouts = Rollouts(
         init_hash=[name for name, _ in names],
         success=success,
@@ -84,15 +87,7 @@ def rollouts_of(
         advantage=advantage.astype(np.float32),
         optimality=label(raw),
     )
-    return rollouts, kept, replaced
-
-
-def success_tells_apart(table: FrameTable, config: DataConfig) -> bool:
-    """Whether rewards are compared, and the column of successes, were it read instead, would find a better rollout."""
-    if config.advantage is None or not {config.reward_key, config.success_key} <= set(table.columns):
-        return False
-    groups = _groups(starts_of(table, config), config.advantage)
-    return bool((label(rloo(_success(table, config).astype(np.float64), groups)) == Optimality.POSITIVE).any())
+    return rollouts, kept, replaced, by_success
 
 
 def _success(table: FrameTable, config: DataConfig) -> Bool[np.ndarray, " e"]:

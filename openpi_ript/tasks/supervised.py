@@ -25,7 +25,6 @@ from chunkwise.train.optimizer import make_optimiser
 from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.inputs import make_inputs
-from openpi_ript.data.outcomes import success_tells_apart
 from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable, trained_gradient
 from openpi_ript.model.pi0 import Pi0, as_trained, gathered_outside_layers, init_params
 from openpi_ript.policies.saved import read_stored_weights
@@ -150,7 +149,7 @@ class SupervisedTask(Imitation):
         elif config.guidance is not None and not _any_positive(data):
             assert config.data.advantage is not None
             instead = ""
-            if success_tells_apart(data.table, config.data):
+            if data.success_tells_apart:
                 instead = (
                     f"data.reward_key to none, since {config.data.success_key!r} differs where the sums of "
                     f"{config.data.reward_key!r} do not, "

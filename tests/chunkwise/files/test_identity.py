@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from chunkwise.errors import DataError, MismatchError, StorageError
-from chunkwise.files import budget, identity
-from chunkwise.files.dataset_files import NAME, require_same
+from chunkwise.files import budget, dataset_files, identity
+from chunkwise.files.dataset_files import NAME
 from chunkwise.files.identity import Files, content_hash
 from chunkwise.files.links import Bounds
 
@@ -284,6 +284,13 @@ class TestWhileARunReads:
         sample.require_unchanged(0)
         with pytest.raises(DataError, match="changed"):
             full.require_unchanged(0)
+
+
+def require_same(run: Path, files: Files, *, resume: bool) -> None:
+    """Compares, and goes on: what is to be listed is written."""
+    listed = dataset_files.require_same(run, files, resume=resume)
+    if listed is not None:
+        dataset_files.write(run, listed)
 
 
 class TestTheRunsList:

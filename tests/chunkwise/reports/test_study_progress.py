@@ -119,6 +119,9 @@ def test_a_finished_run_whose_data_lie_elsewhere_is_begun_again_and_compares(tmp
     with RunFolder(where, "test"):
         pass
     (tmp_path / run.folder / "done.json").write_text(json.dumps({"step": where.train.steps}))
+    saved = json.loads((tmp_path / run.folder / "config.json").read_text())
+    del saved["data.norm_stats"]  # as of a version that did not have it
+    (tmp_path / run.folder / "config.json").write_text(json.dumps(saved))
     for place, finished in (("data", True), ("link", True), ("x/../data", True), ("other", False)):
         (moved,) = runs_of(dataclasses.replace(study, flags=("--data.path", str(tmp_path / place))))
         assert study_progress.is_finished(moved, tmp_path) == finished

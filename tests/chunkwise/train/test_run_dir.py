@@ -89,9 +89,9 @@ def test_a_run_goes_on_with_its_own_config_alone_also_before_its_first_save(
         saved = {path: path.read_bytes() for path in tmp_path.iterdir()}
         assert (tmp_path / "config.json").read_bytes() == before["config.json"], "what it would go on from is not known"
         with pytest.raises(ConfigError, match=r"has 41 updates; expected train\.steps of at least that, found 40"):
-            folder.go_on(41, False)
+            folder.go_on(41)
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == saved
-        folder.go_on(40, False)
+        folder.go_on(40)
         assert json.loads((tmp_path / "config.json").read_text())["train.steps"] == 40
 
 
@@ -104,11 +104,19 @@ def test_a_run_at_its_end_keeps_the_settings_that_it_was_measured_with(tmp_path:
     measured = dataclasses.replace(config.eval, final_episodes=config.eval.final_episodes + 5)
     moved = dataclasses.replace(config, eval=measured, data=dataclasses.replace(config.data, path="elsewhere"))
     moved = dataclasses.replace(moved, run=dataclasses.replace(moved.run, resume=True))
-    for evaluated, episodes in ((True, config.eval.final_episodes), (False, measured.final_episodes)):
+    before = json.loads((tmp_path / "config.json").read_text())
+    del before["eval.max_steps"]  # as of a version that did not have it
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    steps, size = config.train.steps, (tmp_path / "metrics.jsonl").stat().st_size
+    line = json.dumps({"step": steps, "split": "eval", "success": 0.5}) + "\n"
+    for evaluated, behind, over in ((True, "", True), (False, line, True), (False, "", False)):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 0.5}\n' + behind)
         with RunFolder(moved, "debug") as folder:
-            folder.go_on(config.train.steps, evaluated)
+            assert bool(folder.go_on(steps, size, evaluated=evaluated)) == bool(behind)
         saved = json.loads((tmp_path / "config.json").read_text())
-        assert (saved["eval.final_episodes"], saved["data.path"]) == (episodes, "elsewhere")
+        expected = config.eval if over else measured
+        assert (saved["eval.final_episodes"], saved["data.path"]) == (expected.final_episodes, "elsewhere")
+        assert ("eval.max_steps" in saved) != over, "its default then is what the field says was done"
 
 
 def test_the_default_folder_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -199,13 +207,13 @@ def test_metrics_are_cut_back_to_the_byte(tmp_path: Path):
         whole = path.read_bytes()
         folder.log(2, "train", {"loss": float("nan")})
         assert json.loads(path.read_text().splitlines()[1]) == {"step": 2, "split": "train", "loss": None}
-        folder.cut_metrics(size)
+        folder.go_on(None, size)
         assert path.read_bytes() == whole
         assert folder.metrics_size() == size
         folder.log(2, "eval", {"success": 1.0})
         assert len(path.read_text().splitlines()) == 2
         with pytest.raises(ConfigError, match="changed by hand"):
-            folder.cut_metrics(10**6)
+            folder.go_on(None, 10**6)
 
 
 def test_a_folder_with_rollouts_of_a_first_round_holds_a_run(tmp_path: Path):
@@ -266,8 +274,14 @@ def test_a_run_goes_on_with_the_files_of_its_dataset_alone(tmp_path: Path):
         return found
 
     config = toy_config(tmp_path / "run")
-    with RunFolder(config, "toy") as folder:
+    with RunFolder(resumed(config), "toy") as folder:
+        folder.require_same_files(files())  # and refused for something else: the data may be mended
+    (dataset / "a").write_bytes(b"0")
+    with RunFolder(resumed(config), "toy") as folder:
         folder.require_same_files(files())
+        assert not (folder.path / "dataset_files.gz").exists()
+        folder.go_on(None)
+        folder.log(1, "train", {"loss": 0.5})
     with RunFolder(resumed(config), "toy") as folder:
         folder.require_same_files(files())
         (dataset / "a").write_bytes(b"2")

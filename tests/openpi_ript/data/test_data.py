@@ -22,7 +22,6 @@ from openpi_ript.data import norm
 from openpi_ript.data.advantage import process
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import TrainingData, make_batches, open_data
-from openpi_ript.data.outcomes import success_tells_apart
 from openpi_ript.data.pack import pack
 from openpi_ript.data.transforms import init_hash
 from openpi_ript.inspect import Inspection, inspect
@@ -447,4 +446,4 @@ def test_successes_that_would_tell_apart_what_rewards_do_not(
     for episode in episodes:
         episode.reward[:] = 0
     data = open_data(config(write_v21(tmp_path / "set", episodes, "image"), advantage=AdvantageConfig(), **changes))
-    assert success_tells_apart(data.table, data.config) == found
+    assert data.success_tells_apart == found
