@@ -48,6 +48,9 @@ from qchunk.policies.offline_metrics import OfflineMetrics, summary
 from qchunk.policies.policy import DIMS, NORM_STATS, QChunkPolicy, Way, by_row, dims_json
 from qchunk.record import MADE_BY, METADATA, record
 
+KEPT_LOOKS = 32
+"""Episodes that are looked at, over the whole dataset, for whether `qpos` and `state` are the same."""
+
 
 class QChunkTask:
     """A Q-chunking run as the train loop sees it."""
@@ -311,9 +314,14 @@ def require_fit(config: QChunkConfig, dataset: data.Dataset) -> None:
 def _kept(config: QChunkConfig, dataset: data.Dataset) -> dict[str, int]:
     """Widths of the arrays that an online environment has to show, since the dataset has them; not of an array that is
     the observation once more, as readers of npz, HDF5 and LeRobot name it `qpos` too."""
-    widths, first = dataset.source.dims, load_episode(dataset.source, 0).states
-    seen = first[config.data.observation]
-    other = {array for array in STATES if array in widths and not np.array_equal(first[array], seen)}
+    widths, other, count = dataset.source.dims, set[str](), len(dataset.source)
+    asked = [array for array in STATES if array in widths and array != config.data.observation]
+    for number in np.unique(np.linspace(0, count - 1, min(count, KEPT_LOOKS)).astype(int)).tolist():
+        if len(other) == len(asked):
+            break
+        states = load_episode(dataset.source, number).states
+        seen = states[config.data.observation]
+        other |= {array for array in asked if not np.array_equal(states[array], seen)}
     return {array: widths[array] for array in STATES if array in {*other, config.data.observation}}
 
 

@@ -112,7 +112,12 @@ def require_widths(
     finally:
         close_anyway(f"the environment {name}", env.close)
     if key not in observed:
-        raise ConfigError(f"{field} is {name!r}, which shows {sorted(observed)}; expected {key}, as data.observation")
+        hint = (
+            "; of Gymnasium's a Box is `state`, and a Dict of Boxes names what it shows" if "state" in observed else ""
+        )
+        raise ConfigError(
+            f"{field} is {name!r}, which shows {sorted(observed)}; expected {key}, as data.observation{hint}"
+        )
     shown = np.size(observed[key])
     if (shown, taken) != (width, action):
         there = {name: np.size(observed[name]) for name in ("state", "qpos") if name in observed}

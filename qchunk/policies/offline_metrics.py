@@ -105,7 +105,9 @@ class _Errors:
         self._steps = self._steps + real.sum(axis=0)
 
     def metrics(self, name: str) -> dict[str, float]:
-        """Means by name; a step of the chunk that no start has is left out."""
+        """Means by name; a step of the chunk that no start has is left out, and all where there is none."""
+        if not np.any(self._steps):
+            return {}
         total = {f"{name}/error": self._sum.mean(axis=1).sum() / self._steps.sum()}
         by_step = {f"{name}/error_step_{k}": self._sum[k].mean() / n for k, n in enumerate(self._steps) if n}
         by_dim = {f"{name}/error_dim_{d}": x / self._steps.sum() for d, x in enumerate(self._sum.sum(axis=0))}
@@ -144,7 +146,8 @@ def summary(metrics: Mapping[str, float], episodes: int) -> str:
     """Returns the line that a run prints."""
     errors = {name.split("/")[1]: value for name, value in metrics.items() if name.endswith("/error")}
     parts = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in errors.items()]
-    line = f"held out, {episodes} episodes: error of an action: {', '.join(parts)}"
+    found = ", ".join(parts) or "not known, no frame of theirs has one after it"
+    line = f"held out, {episodes} episodes: error of an action: {found}"
     if "holdout/critic_bias" in metrics:
         line += f"; critic less return {metrics['holdout/critic_bias']:+.3g}"
     if "holdout/critic_correlation" in metrics:

@@ -41,12 +41,19 @@ class GymnasiumEnv:
         if ":" in spec.task and not spec.allow_code:
             trust.refuse_code(f"env.task is {spec.task!r}, which would import Python code")
         renders = spec.video or RENDER in spec.cameras
+        # Gymnasium hands on what it is given, and a constructor without the parameter refuses even None.
+        options = {"render_mode": "rgb_array"} if renders else {}
         try:
-            self._env: Any = gymnasium.make(
-                spec.task, render_mode="rgb_array" if renders else None, disable_env_checker=True
-            )
+            self._env: Any = gymnasium.make(spec.task, disable_env_checker=True, **options)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
             raise ConfigError(f"Gymnasium has no environment {spec.task!r} that it can make: {error}") from error
+        except TypeError as error:
+            if not renders or "render_mode" not in str(error):
+                raise
+            raise ConfigError(
+                f"{spec.task} cannot render: its constructor takes no render_mode; add one, or leave out videos and "
+                f"camera {RENDER!r}"
+            ) from error
         actions, spaces = self._env.action_space, gymnasium.spaces
         continuous = isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating)
         if not continuous or len(actions.shape) != 1:
@@ -115,7 +122,10 @@ class GymnasiumEnv:
         return np.clip(action, space.low, space.high).astype(np.float32)
 
     def step(self, action: Float32[np.ndarray, " a"]) -> Step:
-        observed, reward, terminated, truncated, info = self._env.step(action.astype(self._env.action_space.dtype))
+        space = self._env.action_space
+        # Again, in its own type: 0.1 in 32 bits is above a bound of 0.1 in 64.
+        taken = np.clip(action.astype(space.dtype), space.low, space.high)
+        observed, reward, terminated, truncated, info = self._env.step(taken)
         told = [bool(info[name]) for name in SUCCESS if name in info]
         self._told = self._told or bool(told)
         if (terminated or truncated) and not self._told:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from chunkwise.config.experiment import TrainConfig
 from chunkwise.envs.environment import Observation, Step
 from chunkwise.errors import ConfigError, MismatchError, RunError, StorageError
+from qchunk import train
 from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import open_dataset
 from qchunk.envs import simulators
@@ -64,6 +66,19 @@ def test_an_array_that_only_the_recordings_have_is_asked_for(tmp_path: Path, mon
     config = online_config(recordings.dataset(tmp_path))
     with pytest.raises(ConfigError, match=r"which shows \{'state': 9\} beside state; expected the widths \{'qpos': 6"):
         require_fit(config, open_dataset(config))
+
+
+@pytest.mark.parametrize(("differs", "kept"), [(None, ["state"]), (0, ["qpos", "state"]), (1, ["qpos", "state"])])
+def test_an_array_that_differs_in_any_episode_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: int | None, kept: list[str]
+):
+    config = online_config(recordings.dataset(tmp_path))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, observation="state"))
+    states = [{"state": np.ones((3, 2)), "qpos": np.full((3, 2), 1.0 + (number == differs))} for number in range(2)]
+    source: Any = type("Two", (), {"dims": {"qpos": 2, "state": 2}, "__len__": lambda self: 2})()
+    monkeypatch.setattr(train, "load_episode", lambda _, number: SimpleNamespace(states=states[number]))
+    dataset: Any = SimpleNamespace(source=source)
+    assert sorted(train._kept(config, dataset)) == kept
 
 
 def mine(monkeypatch: pytest.MonkeyPatch, **methods: Any) -> None:

@@ -15,7 +15,7 @@ from qchunk.data.dataset import load_episode
 from qchunk.data.holdout import held_out, open_measured
 from qchunk.data.image_store import image_form, plan
 from qchunk.data.verdict import of_training
-from qchunk.policies.offline_metrics import OfflineMetrics, calibration, returns_to_go, summary
+from qchunk.policies.offline_metrics import OfflineMetrics, _Errors, calibration, returns_to_go, summary
 from qchunk.policies.policy import QChunkPolicy
 from tests.qchunk.image_recordings import CAMERAS, write_episode
 from tests.qchunk.recordings import ACTION, arrays, config, write
@@ -39,6 +39,19 @@ def test_calibration_by_hand():
     assert found["holdout/critic_correlation"] == pytest.approx(1 / np.sqrt(42 / 9 * 2))
     assert "holdout/critic_correlation" not in calibration(np.ones(2), np.array([0.0, 1]))
     assert calibration(np.ones(2), np.full(2, np.nan)) == {"holdout/critic_starts": 0.0}
+
+
+def test_starts_without_a_step_have_no_error_and_that_is_said():
+    errors = _Errors()
+    errors.add(np.ones((2, 3, 1), np.float32), np.zeros((2, 3), bool))
+    assert errors.metrics("holdout/policy") == {}
+    errors.add(np.full((1, 3, 1), 2.0, np.float32), np.array([[True, False, False]]))
+    assert errors.metrics("holdout/policy") == {
+        "holdout/policy/error": 2.0,
+        "holdout/policy/error_step_0": 2.0,
+        "holdout/policy/error_dim_0": 2.0,
+    }
+    assert summary({}, 2) == "held out, 2 episodes: error of an action: not known, no frame of theirs has one after it"
 
 
 class Recorded(QChunkPolicy):

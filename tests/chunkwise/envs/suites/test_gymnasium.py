@@ -1,5 +1,6 @@
 """Gymnasium's environments behind our protocol: what they show, take and say, by ones whose answers are known."""
 
+import dataclasses
 import re
 import warnings
 from typing import Any
@@ -81,10 +82,23 @@ class Grey(Line):
         return np.zeros((8, 8, 1), np.uint8)
 
 
+class Wide(Line):
+    """Takes float64 within 0.1, next to which float32 has no number below; it has no render_mode."""
+
+    action_space = gymnasium.spaces.Box(-0.1, 0.1, (2,), np.float64)
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def step(self, action: Any) -> Any:
+        assert action in self.action_space
+        return super().step(action.astype(np.float32))
+
+
 @pytest.fixture(autouse=True)
 def registered() -> Any:
     names = {"Line-v0": Line, "Silent-v0": lambda **options: Line(says="", **options), "Fall-v0": Fall}
-    names |= {"Whole-v0": Whole, "First-v0": First, "Grey-v0": Grey}
+    names |= {"Whole-v0": Whole, "First-v0": First, "Grey-v0": Grey, "Wide-v0": Wide}
     for name, entry in names.items():
         gymnasium.register(name, entry, max_episode_steps=4)
     yield
@@ -128,6 +142,17 @@ def test_a_box_is_the_state_and_a_script_is_no_duty():
     assert env.clip(np.array([5.0])) == [2.0]
     assert env.images() == {}
     assert not hasattr(env, "expert")
+
+
+def test_actions_lie_within_bounds_of_another_type_and_a_constructor_needs_no_render_mode():
+    env = make(EnvSpec(suite="gymnasium", task="Wide-v0"))
+    x = env.reset(0)["x"]
+    seen = env.step(env.clip(np.array([1.0, -1.0]))).observation["x"]
+    np.testing.assert_allclose(seen - x, [0.1, -0.1], atol=1e-6)
+    spec = EnvSpec(suite="gymnasium", task="Wide-v0")
+    for changes in ({"video": True}, {"cameras": ("render",), "image_size": (4, 6)}):
+        with pytest.raises(ConfigError, match="Wide-v0 cannot render: its constructor takes no render_mode"):
+            make(dataclasses.replace(spec, **changes))  # pyright: ignore[reportArgumentType]
 
 
 def test_mujocos_positions_are_part_of_the_state():
