@@ -280,6 +280,10 @@ def test_a_run_goes_on_with_the_files_of_its_dataset_alone(tmp_path: Path):
     with RunFolder(resumed(config), "toy") as folder:
         folder.require_same_files(files())
         assert not (folder.path / "dataset_files.gz").exists()
+        folder.go_on(None)  # and stopped before its first update, which is no run yet either
+    (dataset / "a").write_bytes(b"3")
+    with RunFolder(resumed(config), "toy") as folder:
+        folder.require_same_files(files())
         folder.go_on(None)
         folder.log(1, "train", {"loss": 0.5})
     with RunFolder(resumed(config), "toy") as folder:
