@@ -3,9 +3,12 @@
     python -m openpi_ript.inspect DIR [--json] [--no-images] [--relative-dims 0 1 2] [--write-stats FILE]
                                       [--adapter aloha] [--default-prompt "fold the towel"]
                                       [--allow-links-to DIR] [--workers N] [--fleet ADDRESS]
+    python -m openpi_ript.inspect DIR --config FILE_OR_NAME [--field value ...] [--write-stats FILE]
 
 Exit code 65 if training would refuse it; a fault of a column that training does not read is a note. Every episode is
-walked and every image decoded, unless told otherwise.
+walked and every image decoded, unless told otherwise. With --config it looks at what training with that config and
+these fields would read of DIR, says what that training would say, and exits with 65 exactly where it would not begin,
+or would meet an image that does not decode.
 """
 
 import dataclasses
@@ -16,12 +19,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.config.load import load_for_data
 from chunkwise.data import norm_stats
 from chunkwise.data.convert import add_worker_options
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, LeRobotMeta, read_meta
@@ -38,12 +42,25 @@ from chunkwise.files.links import Bounds
 from chunkwise.files.place import prepare_place, told_place
 from chunkwise.printable import say
 from openpi_ript.config.data import DataConfig, RobotConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
-from openpi_ript.data.dataset import TrainingData, open_data
+from openpi_ript.data.dataset import TrainingData, columns_of, open_data
 from openpi_ript.data.doubts import doubts
 from openpi_ript.data.pack import numeric_columns
 
 Report = dict[str, Any]
+_FIELDS = {
+    "state_key": "data.state_key",
+    "state_parts": "data.state_parts",
+    "action_key": "data.action_key",
+    "relative_dims": "data.robot.relative_dims",
+    "adapter": "data.robot.adapter",
+    "default_prompt": "data.default_prompt",
+    "horizon": "data.horizon",
+    "tolerance_s": "data.tolerance_s",
+    "wrong_totals": "data.wrong_totals",
+}
+"""Options, and the field of a config that each stands for."""
 _Seen = tuple[Report, list[Problem], list[str]]
 """Of an episode: its entry in the report, what is wrong with it, and notes."""
 
@@ -71,6 +88,21 @@ class Inspection:
     """As data.tolerance_s."""
     wrong_totals: Literal["refuse", "note"] = "refuse"
     """As data.wrong_totals."""
+    training: OpenpiRiptConfig | None = None
+    """A training that would read these data, whose `data` says all of the above; None: any."""
+
+    @classmethod
+    def of_training(cls, config: OpenpiRiptConfig, *, images: bool) -> Self:
+        """Returns the request to look at what a training would read."""
+        data = config.data
+        return cls(
+            path=Path(data.path),
+            images=images,
+            allow_links_to=data.allow_links_to,
+            tolerance_s=data.tolerance_s,
+            wrong_totals=data.wrong_totals,
+            training=config,
+        )
 
 
 def inspect(request: Inspection, hands: Hands | None = None) -> Report:
@@ -83,18 +115,40 @@ def inspect(request: Inspection, hands: Hands | None = None) -> Report:
     Returns:
       A dict for JSON: "path", "kind", "fps", "cameras", "tasks", "features", "frames", "episodes" (a list, one entry
       each: path, bytes, length, dims, hash, verdict, problems), "problems", "notes", "stats", "stats_seconds" (and
-      "stats_seconds_per_million_frames"), "source", and "refused".
+      "stats_seconds_per_million_frames"), "source", "refused", and of a training "refusal", its message or None.
     """
     report: Report = {"path": str(request.path), "episodes": [], "problems": [], "notes": [], "stats": {}}
     try:
         hands = hands or Hands()
         cameras = (_walk_pack if is_pack(request.path) else _walk_lerobot)(request, report, hands)
-        if not report["problems"]:
+        if not report["problems"] and request.training is None:
             _add_statistics(request, cameras, report, hands)
     except (DataError, ConfigError, ValueError) as error:  # ValueError: a config that its own checks refuse
         report["problems"].append(str(error))
     report["refused"] = bool(report["problems"])
+    if request.training is not None:
+        _add_verdict(request.training, report)
     return report
+
+
+def _add_verdict(config: OpenpiRiptConfig, report: Report) -> None:
+    """Asks the training itself, which may skip what is bad, and adds the statistics that it would compute."""
+    from openpi_ript.train import of_training  # imports jax
+
+    verdict = of_training(config)
+    report["notes"] = list(dict.fromkeys([*report["notes"], *verdict.notes]))
+    refusal, dark = verdict.refusal, sum(entry.get("decodes") is False for entry in report["episodes"])
+    if refusal is None and dark:
+        refusal = (
+            f"{config.data.path}: training would end at the first image that does not decode, of {dark} episode(s) "
+            "among the problems; record them again, or take them out of the dataset"
+        )
+    report |= {"refusal": refusal, "refused": refusal is not None}
+    if refusal is None:
+        own = {"norm_stats": None, "state_norm": "mean_std", "action_norm": "mean_std"}  # else none may be computed
+        data = open_data(dataclasses.replace(config.data, **own), allow_code=True)
+        report["stats"] = {name: norm_stats.as_lists(s) for name, s in data.stats.items()}
+        report["source"] = dict(data.stats_source)
 
 
 def _walk_lerobot(request: Inspection, report: Report, hands: Hands) -> dict[str, str]:
@@ -109,10 +163,14 @@ def _walk_lerobot(request: Inspection, report: Report, hands: Hands) -> dict[str
     report |= {"kind": f"LeRobot {meta.version}", "robot": meta.robot_type, "fps": meta.fps, "features": features}
     report |= {"cameras": list(meta.cameras), "tasks": {str(index): task for index, task in meta.tasks.items()}}
     report["frames"] = sum(episode.length for episode in meta.episodes)
-    outcomes = DataConfig.reward_key, DataConfig.success_key
-    wanted = (*(request.state_parts or (request.state_key,)), request.action_key, *outcomes)
+    if request.training is None:
+        outcomes, cameras = (DataConfig.reward_key, DataConfig.success_key), meta.cameras
+        wanted = (*(request.state_parts or (request.state_key,)), request.action_key, *outcomes)
+    else:
+        wanted, cameras = columns_of(request.training.data, meta), tuple(request.training.data.cameras.values())
     read = tuple(key for key in wanted if key in meta.features)
-    _add(walk(_LeRobotEpisodes(meta=meta, read=read, images=request.images), hands), report)
+    shown = tuple(key for key in cameras if key in meta.cameras)
+    _add(walk(_LeRobotEpisodes(meta=meta, read=read, shown=shown, images=request.images), hands), report)
     if meta.depth_maps:
         report["notes"].append(f"depth maps, which are no cameras of training by default: {list(meta.depth_maps)}")
     return {f"camera_{n}": key for n, key in enumerate(key for key in meta.cameras if key not in meta.depth_maps)}
@@ -126,7 +184,10 @@ def _walk_pack(request: Inspection, report: Report, hands: Hands) -> dict[str, s
     features = {key: {"dtype": str(c.dtype), "shape": list(c.shape[1:])} for key, c in table.columns.items()}
     report |= {"kind": "pack", "fps": table.fps, "features": features, "frames": table.frames}
     report |= {"cameras": manifest["cameras"], "tasks": {str(index): task for index, task in table.tasks.items()}}
-    packed = _Packed(request=request, episodes=table.episodes.tolist(), lengths=table.lengths.tolist())
+    shown = manifest["cameras"]
+    if request.training is not None:  # one that is missing is its own to refuse
+        shown = [key for key in request.training.data.cameras.values() if key in shown]
+    packed = _Packed(request=request, shown=shown, episodes=table.episodes.tolist(), lengths=table.lengths.tolist())
     _add(walk(packed, hands), report)
     return {f"camera_{n}": key for n, key in enumerate(manifest["cameras"])}
 
@@ -146,6 +207,8 @@ class _LeRobotEpisodes:
     meta: LeRobotMeta
     read: Sequence[str]
     """Columns that training reads."""
+    shown: Sequence[str]
+    """Cameras that are looked at."""
     images: bool
 
     def __len__(self) -> int:
@@ -153,7 +216,7 @@ class _LeRobotEpisodes:
 
     def open(self) -> Callable[[int], _Seen]:
         meta, every, read = self.meta, numeric_columns(self.meta), tuple(self.read)
-        reader = LeRobotImages(meta, meta.cameras)
+        reader = LeRobotImages(meta, tuple(self.shown))
 
         @functools.lru_cache(2)
         def tables(file: str, keys: tuple[str, ...]) -> dict[int, EpisodeTable]:
@@ -168,16 +231,15 @@ class _LeRobotEpisodes:
                 unread = [problem for problem in found if problem not in episode.problems]
                 notes += [f"{problem}; training does not read it" for problem in unread]
             problems = [*episode.problems, *(reader.check(of.index, last=True) if episode.columns else ())]
-            if self.images and not problems:
-                problems += _decode_all(reader, of.file, of.index, of.length, notes)
-            return _episode_entry(meta, episode, problems), problems, notes
+            dark = _decode_all(reader, of.file, of.index, of.length, notes) if self.images and not problems else []
+            return _episode_entry(meta, episode, problems, dark), [*problems, *dark], notes
 
         return look_at
 
     def crashed(self, number: int, found: str) -> _Seen:
         of = self.meta.episodes[number]
         problems = [crash(of.file, found, episode=of.index)]
-        return _episode_entry(self.meta, EpisodeTable(meta=of, columns={}, problems=()), problems), problems, []
+        return _episode_entry(self.meta, EpisodeTable(meta=of, columns={}, problems=()), (), problems), problems, []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,6 +247,8 @@ class _Packed:
     """The episodes of a pack."""
 
     request: Inspection
+    shown: Sequence[str]
+    """Cameras that are looked at."""
     episodes: Sequence[int]
     lengths: Sequence[int]
 
@@ -195,7 +259,7 @@ class _Packed:
         path = self.request.path
         files = Files(Bounds(path, self.request.allow_links_to))
         add_pack(files, TABLES)
-        reader = PackedImages(path, read_pack_table(path), read_manifest(path)["cameras"], files=files)
+        reader = PackedImages(path, read_pack_table(path), self.shown, files=files)
 
         def look_at(number: int) -> _Seen:
             notes = list[str]()
@@ -210,8 +274,8 @@ class _Packed:
         return self._entry(number, problems), problems, []
 
     def _entry(self, number: int, problems: Sequence[Problem]) -> Report:
-        verdict = "bad" if problems else "good"
-        return {"index": self.episodes[number], "length": self.lengths[number], "verdict": verdict}
+        entry = {"index": self.episodes[number], "length": self.lengths[number]}
+        return entry | {"verdict": "bad" if problems else "good", "decodes": not problems}
 
 
 def _decode_all(reader: ImageReader, file: str, episode: int, length: int, notes: list[str]) -> list[Problem]:
@@ -233,7 +297,10 @@ def _decode_all(reader: ImageReader, file: str, episode: int, length: int, notes
     return []
 
 
-def _episode_entry(meta: LeRobotMeta, episode: EpisodeTable, problems: Sequence[Problem]) -> dict[str, Any]:
+def _episode_entry(
+    meta: LeRobotMeta, episode: EpisodeTable, problems: Sequence[Problem], dark: Sequence[Problem]
+) -> dict[str, Any]:
+    """What the report says of an episode, of which `dark` are images that do not decode."""
     path = meta.root / episode.meta.file
     digest = hashlib.sha256()
     for key in sorted(episode.columns):
@@ -245,8 +312,9 @@ def _episode_entry(meta: LeRobotMeta, episode: EpisodeTable, problems: Sequence[
         "length": episode.meta.length,
         "dims": {key: column.shape[1] for key, column in episode.columns.items() if column.ndim == 2},
         "hash": digest.hexdigest()[:16],
-        "verdict": "bad" if problems else "good",
-        "problems": [str(problem) for problem in problems],
+        "verdict": "bad" if problems or dark else "good",
+        "decodes": not dark,
+        "problems": [str(problem) for problem in (*problems, *dark)],
     }
 
 
@@ -329,6 +397,10 @@ def _print(report: Report) -> None:
         say(f"problem: {first}")
         for line in more:
             say(line)
+    if "refusal" in report:
+        for line in (report["refusal"] or "training with this config takes this dataset").splitlines():
+            say(line)
+        return
     say("training would refuse this dataset" if report["refused"] else "training would take this dataset")
 
 
@@ -348,9 +420,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write-stats", type=Path, help="write openpi's norm_stats.json here")
     parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
     parser.add_argument("--wrong-totals", choices=("refuse", "note"), default="refuse", help="as data.wrong_totals")
+    parser.add_argument("--config", metavar="X", help="of training: a file, or a name such as openpi_ript/cfg_ript")
     add_links_option(parser)
     add_worker_options(parser, "episodes, and batches of the statistics,")
-    args = parser.parse_args(argv)
+    args, fields = parser.parse_known_args(argv)
+    if fields and args.config is None:
+        parser.error(f"unrecognized arguments: {' '.join(fields)}; fields of a config need --config")
+    if args.config is not None:
+        for name, field in _FIELDS.items():
+            if getattr(args, name) != parser.get_default(name):
+                flag = f"--{name.replace('_', '-')}"
+                parser.error(f"{flag} has no effect beside --config; set --{field.replace('_', '-')} in its place")
     request = Inspection(
         path=args.path,
         state_key=args.state_key,
@@ -375,6 +455,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.write_stats:
             prepare_place(args.write_stats, "--write-stats")
+        if args.config is not None:
+            config = load_for_data(
+                OpenpiRiptConfig,
+                args.config,
+                args.path,
+                fields,
+                allow_links_to=args.allow_links_to,
+                program="python -m openpi_ript.inspect DIR --config FILE",
+            )
+            request = Inspection.of_training(config, images=not args.no_images)
         report = inspect(request, Hands(workers=args.workers, fleet=args.fleet))
         print(json.dumps(report, indent=2)) if args.json else _print(report)
         if report["refused"]:

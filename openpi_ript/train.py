@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.saved import flatten, resume_rules
+from chunkwise.data.verdict import Verdict
 from chunkwise.distributed import processes
-from chunkwise.errors import ConfigError, DataError, MismatchError
+from chunkwise.errors import ConfigError, DataError, MismatchError, RunError
 from chunkwise.files.budget import read_bytes
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
@@ -30,7 +31,7 @@ from openpi_ript.policies.policy import sample_steps, sampler
 from openpi_ript.policies.saved import INITIAL_STATES, NORM_STATS, TOKENIZER
 from openpi_ript.robots.adapter import find_adapter
 from openpi_ript.tasks.held_out import means_of
-from openpi_ript.tasks.supervised import Imitation, SupervisedTask
+from openpi_ript.tasks.supervised import Imitation, SupervisedTask, require_positive
 from openpi_ript.tasks.value_labels import ValueLabels
 
 
@@ -47,11 +48,9 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
     )
     if not config.run.resume:  # a run of before may have been begun so
         _require_effect(config)
-    _require_image_of_each(config)
-    if config.env is not None:
-        from openpi_ript.envs.make import tasks_of  # as in `_make_task`
-
-        tasks_of(config.env)  # a task without a prompt, before demonstrations are recorded
+    _require_playable(config)
+    for note in _notes_of(config):
+        say(note)
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         if not folder.begun:  # of a new one, too, that is always told to go on, as a study's and a scheduler's are
@@ -63,10 +62,8 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         )
         for note in data.notes:
             say(f"data: {note}")
-        if data.refused and not folder.begun:
-            raise DataError(
-                f"{config.data.path}: a new training refuses these data:", *(f"  {line}" for line in data.refused)
-            )
+        if not folder.begun:
+            _require_taken(data)
         if data.stats:
             folder.kept[NORM_STATS] = stats_json(data.stats, data.stats_source).encode()
         task, interaction = _make_task(config, data, folder.path)
@@ -76,6 +73,42 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         print(task.describe(), flush=True)
         if fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction):
             write_report(folder.path)
+
+
+def of_training(config: OpenpiRiptConfig) -> Verdict:
+    """Asks of a config and its dataset what a new run asks of them before it makes a model.
+
+    Environments that the config names are made, as in training; no rollout is played, and no image of the dataset read.
+    """
+    notes = list(_notes_of(config))
+    try:
+        _require_effect(config)
+        _require_playable(config)
+        _require_fit(config)
+        data = open_data(config.data, allow_code=True)
+        notes += data.notes
+        _require_taken(data)
+        require_positive(config, data)
+    except RunError as error:
+        return Verdict(notes=tuple(notes), refusal=str(error))
+    return Verdict(notes=tuple(notes), refusal=None)
+
+
+def _require_playable(config: OpenpiRiptConfig) -> None:
+    """Raises ConfigError for a task without a prompt, before demonstrations are recorded, or two cameras of one key."""
+    _require_image_of_each(config)
+    if config.env is not None:
+        from openpi_ript.envs.make import tasks_of  # as in `_make_task`
+
+        tasks_of(config.env)
+
+
+def _require_taken(data: TrainingData) -> None:
+    """Raises DataError for numbers that a run of before went on with, and a new one does not begin with."""
+    if data.refused:
+        raise DataError(
+            f"{data.config.path}: a new training refuses these data:", *(f"  {line}" for line in data.refused)
+        )
 
 
 def _require_effect(config: OpenpiRiptConfig) -> None:
@@ -93,11 +126,15 @@ def _require_read(config: OpenpiRiptConfig) -> None:
                 f"{name} is {flat[name]!r}, which has no effect here; expected {defaults[name]!r}, its default, or "
                 f"{reader}, which reads it"
             )
+
+
+def _notes_of(config: OpenpiRiptConfig) -> Iterator[str]:
+    """What of a config has its effect elsewhere."""
     rollout = config.rollout
     if rollout is None or rollout.advantage == AdvantageConfig():
         return
     if rollout.objective != "guided" or not config.weighs:
-        say(
+        yield (
             "rollout.advantage shapes what chunkwise convert --layer-4 writes of the rollouts, and not this training, "
             "which reads it with rollout.objective guided and guidance.positive_weight advantage"
         )

@@ -27,7 +27,7 @@ from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.files import budget
 from chunkwise.files.durable import sync_names, sync_tree
-from chunkwise.files.new_folder import new_folder
+from chunkwise.files.new_folder import new_folder, require_outside
 
 NOTHING_WRITTEN = (
     "Repair the source, or leave this out with --on-bad skip; the same command goes on then. "
@@ -172,13 +172,15 @@ def convert(
       report: Takes lines of text for a person.
 
     Raises:
-      ConfigError: `out` exists, or a setting does not fit the source.
+      ConfigError: `out` exists, or lies in the source, or a setting does not fit the source.
       DataError: The source is bad: problems are counted, the first ten kinds listed, and `out` is not made.
       StorageError: The output could not be written.
     """
     source, out, settings = Path(source), Path(out), settings or formats.settings()
     if os.path.lexists(out):
         raise ConfigError(f"{out} exists; convert into a folder that does not exist yet")
+    if source.is_dir():
+        require_outside(out, source)
     kind = format or formats.detect(source)
     _require_concerned(formats, kind, settings)
     made = json.loads(json.dumps(dataclasses.asdict(settings)))

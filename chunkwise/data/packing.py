@@ -20,6 +20,7 @@ from chunkwise.data.parts import Part
 from chunkwise.data.problems import Problem
 from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, describe_file, is_pack, is_utf8, write_records
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.new_folder import require_outside
 
 FRAMES_PER_SHARD = 4096
 """About 250 MB of JPEG for two cameras at 224."""
@@ -150,13 +151,7 @@ def require_place(source: Path, out: Path) -> None:
     """
     if not is_utf8(out.absolute()):
         raise ConfigError(f"{out}: expected a path in UTF-8, found other bytes, which ArrayRecord cannot open")
-    folder = source.parent if source.is_file() else source
-    for where, place in ((folder.absolute(), out.absolute()), (folder.resolve(), out.resolve())):
-        if os.path.normpath(place).startswith(os.path.join(os.path.normpath(where), "")):
-            raise ConfigError(
-                f"{out}: expected a folder outside of the dataset, found one in {folder}, of which the pack's files "
-                "would be a part; choose another"
-            )
+    require_outside(out, source.parent if source.is_file() else source)
     if is_pack(source):
         raise DataError(
             f"{source}: expected a dataset, found {MANIFEST}: this is a pack already, data.path may name it; to pack "

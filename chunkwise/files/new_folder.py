@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from chunkwise.errors import BusyError, StorageError
+from chunkwise.errors import BusyError, ConfigError, StorageError
 from chunkwise.files.durable import make_folders, publish
 
 
@@ -46,6 +46,24 @@ def new_folder(
                 raise
     except OSError as error:
         raise StorageError(f"{out} could not be written: {error}") from error
+
+
+def require_outside(out: Path, dataset: Path) -> None:
+    """Refuses an output in a dataset, whose files a later listing of the dataset would take for its own.
+
+    Args:
+      out: To make; need not exist.
+      dataset: Its folder.
+
+    Raises:
+      ConfigError: `out` lies in `dataset`, as written or behind links.
+    """
+    for where, place in ((dataset.absolute(), out.absolute()), (dataset.resolve(), out.resolve())):
+        if os.path.normpath(place).startswith(os.path.join(os.path.normpath(where), "")):
+            raise ConfigError(
+                f"{out}: expected a folder outside of the dataset, found one in {dataset}, of which its files would be "
+                "a part; choose another"
+            )
 
 
 @contextlib.contextmanager

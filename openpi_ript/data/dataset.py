@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from chunkwise.data import holdout
-from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, read_meta
+from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import INDEX_COLUMNS, FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.data.norm_stats import NormStats
@@ -184,8 +184,8 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
         stats = norm.named_stats(config.norm_stats, config, source)
         if held.any():
             notes.append(
-                "data.norm_stats and data.holdout are set: statistics that `inspect` wrote are of all episodes, those "
-                "held out too"
+                "data.norm_stats and data.holdout are set: statistics that `inspect` wrote without --config are of all "
+                "episodes, those held out too"
             )
     elif (config.state_norm, config.action_norm) != ("none", "none"):
         stats = norm.dataset_stats(table.only(~held) if held.any() else table, config, adapter=adapter)
@@ -219,6 +219,13 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     )
 
 
+def columns_of(config: DataConfig, meta: LeRobotMeta) -> tuple[str, ...]:
+    """Returns the columns that training reads; a reward or success that the dataset lacks is none of them."""
+    outcomes = [key for key in (config.reward_key, config.success_key) if key in meta.features]
+    others = [key for key in (config.init_key, config.correction_key) if key]
+    return (*(config.state_parts or (config.state_key,)), config.action_key, *others, *outcomes)
+
+
 def _open_source(
     config: DataConfig, files: Files, check: Check, notes: list[str]
 ) -> tuple[FrameTable, ImageReader, Sequence[Problem]]:
@@ -243,10 +250,7 @@ def _open_source(
         files.require(file_names(meta, cameras))
         check(files)
         images = LeRobotImages(meta, cameras, files=files)
-        outcomes = [key for key in (config.reward_key, config.success_key) if key in meta.features]
-        keys = (*(config.state_parts or (config.state_key,)), config.action_key)
-        keys += (*(key for key in (config.init_key, config.correction_key) if key), *outcomes)
-        table, skipped = load_table(meta, keys, on_bad=config.on_bad, check=images.check)
+        table, skipped = load_table(meta, columns_of(config, meta), on_bad=config.on_bad, check=images.check)
         notes += _clock_notes(table, config)
     for name in files.names:  # what was read just now is what was hashed
         if name.endswith((".parquet", ".npz", ".json", ".jsonl")):

@@ -34,10 +34,33 @@ from openpi_ript.tasks.value_labels import ValueLabels, task_names, with_returns
 from openpi_ript.weights import fit_to_model
 
 
-def _any_positive(data: TrainingData) -> bool:
-    """Whether a sample that is trained on is positive."""
+def require_positive(config: OpenpiRiptConfig, data: TrainingData) -> None:
+    """Refuses guidance by advantages that call nothing positive.
+
+    Args:
+      config: Of the run.
+      data: Its dataset.
+
+    Raises:
+      ConfigError: No sample that is trained on is positive; labels by a value judge later, and are not asked.
+    """
+    if config.guidance is None or config.guidance.labels == "value":
+        return
     trained = data.episodes_of(data.rows)
-    return bool((data.to_ript.rollouts.optimality[trained] == Optimality.POSITIVE).any())
+    if (data.to_ript.rollouts.optimality[trained] == Optimality.POSITIVE).any():
+        return
+    assert config.data.advantage is not None
+    instead = ""
+    if data.success_tells_apart:
+        instead = (
+            f"data.reward_key to none, since {config.data.success_key!r} differs where the sums of "
+            f"{config.data.reward_key!r} do not, "
+        )
+    raise ConfigError(
+        "guidance is set and no rollout is better than the others of its group; expected groups with different "
+        f"rewards: set {instead}data.advantage.group_by to another than "
+        f"{config.data.advantage.group_by!r} or data.init_key, or record more rollouts from each start"
+    )
 
 
 class Imitation:
@@ -146,19 +169,7 @@ class SupervisedTask(Imitation):
         if config.guidance is not None and config.guidance.labels == "value":
             data = with_returns(data, config.guidance.value, tasks)
             labels = ValueLabels(config, config.guidance.value, task_names(data, tasks))
-        elif config.guidance is not None and not _any_positive(data):
-            assert config.data.advantage is not None
-            instead = ""
-            if data.success_tells_apart:
-                instead = (
-                    f"data.reward_key to none, since {config.data.success_key!r} differs where the sums of "
-                    f"{config.data.reward_key!r} do not, "
-                )
-            raise ConfigError(
-                "guidance is set and no rollout is better than the others of its group; expected groups with different "
-                f"rewards: set {instead}data.advantage.group_by to another than "
-                f"{config.data.advantage.group_by!r} or data.init_key, or record more rollouts from each start"
-            )
+        require_positive(config, data)
         super().__init__(config, labels)
         self.data = data
         self.inputs = make_inputs(config.model, config.data.robot, tuple(config.data.cameras), config.tokenizer)

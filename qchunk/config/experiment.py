@@ -231,7 +231,7 @@ class QChunkConfig(ExperimentConfig):
         if not self.data.cameras and not self.data.depth_cameras:
             found |= dict.fromkeys(("data.image_size", "data.jpeg_channels"), "data.cameras")
         if self.eval.env is None:
-            found |= dict.fromkeys(("fleet.address", "fleet.silence"), "eval.env")
+            found |= dict.fromkeys(("fleet.address", "fleet.silence", "eval.episodes", "eval.videos"), "eval.env")
         if self.evaluates_nothing and self.train.eval_every:
             found["train.eval_every"] = "eval.env or data.holdout"
         return found

@@ -1,7 +1,6 @@
 """What training with a config would say of a dataset, before it takes anything of it."""
 
-import dataclasses
-
+from chunkwise.data.verdict import Verdict
 from chunkwise.errors import RunError
 from qchunk.config import QChunkConfig
 from qchunk.data import reach
@@ -9,15 +8,6 @@ from qchunk.data.dataset import Dataset, open_dataset
 from qchunk.data.holdout import open_measured
 from qchunk.data.image_store import open_store
 from qchunk.data.refresh import episodes_of_pool
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The notes of a run, in its order, and why it would not begin."""
-
-    notes: tuple[str, ...]
-    refusal: str | None
-    """The message with which training ends; None where it would begin."""
 
 
 def of_training(config: QChunkConfig) -> Verdict:

@@ -8,9 +8,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from chunkwise.config.load import load_for_data
 from chunkwise.errors import DataError
 from openpi_ript import inspect as inspect_module
 from openpi_ript.config.data import ALOHA, DROID, UR5E, DataConfig, RobotConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
@@ -239,3 +241,118 @@ def test_a_place_that_nothing_can_be_written_to_is_refused_before_anything_is_re
     monkeypatch.setattr(inspect_module, "inspect", mock.Mock(side_effect=AssertionError))
     assert main([str(tmp_path), "--write-stats", str(tmp_path / place)]) == code
     assert str(tmp_path / place) in capsys.readouterr().err
+
+
+CONFIG = f"""
+import dataclasses
+from chunkwise.config import TrainConfig
+from openpi_ript.config import UR5E, AdvantageConfig, DataConfig, GuidanceConfig, OpenpiRiptConfig, toy
+
+
+def get_config():
+    data = DataConfig(
+        path="elsewhere",
+        robot=UR5E,
+        cameras={{"base_0_rgb": "{CAMERAS[0]}"}},
+        horizon=8,
+        image_size=(28, 28),
+        advantage=AdvantageConfig(group_by="dataset"),
+    )
+    model = dataclasses.replace(toy("pi0"), action_dim=14, optimality=True)
+    train = TrainConfig(steps=4, batch_size=4)
+    return OpenpiRiptConfig(train=train, model=model, data=data, guidance=GuidanceConfig(), tokenizer="not/needed")
+"""
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> list[str]:
+    """Options that name a training on the first camera alone, guided by the success of rollouts."""
+    (tmp_path / "mine.py").write_text(CONFIG)
+    return ["--config", str(tmp_path / "mine.py")]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_of_a_training_it_looks_at_what_that_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], training: list[str], packed: bool
+) -> None:
+    """A camera that it leaves out may be damaged; one that it reads ends it."""
+    root = write_v21(tmp_path / "set", record(), "image_file")
+    if packed:
+        root = tmp_path / "pack"
+        pack_main([str(tmp_path / "set"), str(root), "--image-size", "28", "28", "--encoding", "raw"])
+    else:
+        damaged = root / f"images/{CAMERAS[1]}/episode_000001/frame_000002.png"
+        damaged.write_bytes(damaged.read_bytes()[:80])
+        assert main([str(root)]) == 65
+    capsys.readouterr()
+    assert main([str(root), *training]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "training with this config takes this dataset"
+    assert main([str(root), *training, "--json", "--data.cameras.base-0-rgb", "nowhere"]) == 65
+    report = json.loads(capsys.readouterr().out)
+    assert report["refused"]
+    assert "nowhere" in report["refusal"]
+    if not packed:
+        read = root / f"images/{CAMERAS[0]}/episode_000001/frame_000002.png"
+        read.write_bytes(read.read_bytes()[:80])
+        assert main([str(root), *training, "--no-images"]) == 0
+        capsys.readouterr()
+        assert main([str(root), *training]) == 65
+        lines = capsys.readouterr().out.splitlines()
+        assert "problem: " in lines[-2]
+        assert "training would end at the first image that does not decode, of 1 episode(s)" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (["--data.robot.state-dim", "5", "--data.robot.relative-dims", "0"], "of 5 values as robot.state_dim says"),
+        (["--data.advantage.group-by", "init_hash"], "no rollout is better than the others of its group"),
+        (["--data.holdout", "0.5"], "no rollout is better than the others of its group"),
+        (["--data.init-key", "absent"], "absent"),
+        (["--data.fps", "30"], "expected 30 fps as data.fps says, found 10"),
+    ],
+)
+def test_of_a_training_it_says_what_that_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], training: list[str], fields: list[str], said: str
+) -> None:
+    root = write_v21(tmp_path / "set", record(), "image")
+    assert main([str(root), *training, *fields]) == 65
+    assert said in capsys.readouterr().out
+
+
+def test_statistics_of_a_training_leave_out_what_it_holds_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], training: list[str]
+) -> None:
+    """By hand: the mean of the frames of the episodes that are trained on."""
+    episodes = record((7, 5, 9, 6))
+    root, file = write_v21(tmp_path / "set", episodes, "image"), tmp_path / "stats.json"
+    apart = [*training, "--data.init-key", "observation.state", "--data.advantage.group-by", "dataset"]
+    assert main([str(root), *apart, "--data.holdout", "0.5", "--write-stats", str(file)]) == 0
+    config = load_for_data(OpenpiRiptConfig, training[1], root, ["--data.holdout", "0.5"], program="x")
+    data = open_data(config.data)
+    trained = sorted({int(data.episodes_of(np.array([row]))[0]) for row in data.rows})
+    assert 0 < len(trained) < 4
+    mean = json.loads(file.read_text())["norm_stats"]["state"]["mean"]
+    np.testing.assert_allclose(mean[:6], np.concatenate([episodes[i].state for i in trained]).mean(0), atol=1e-6)
+    again = open_data(dataclasses.replace(config.data, norm_stats=str(file)))
+    np.testing.assert_array_equal(again.stats["state"].mean, data.stats["state"].mean)
+
+
+def test_options_that_a_config_stands_for_are_refused_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], training: list[str]
+) -> None:
+    for words, said in (
+        ([*training, "--horizon", "9"], "--horizon has no effect beside --config; set --data.horizon in its place"),
+        ([*training, "--state-parts", "a"], "--state-parts has no effect beside --config; set --data.state-parts"),
+        (["--data.horizon", "9"], "unrecognized arguments: --data.horizon 9; fields of a config need --config"),
+    ):
+        with pytest.raises(SystemExit) as usage:
+            main([str(tmp_path), *words])
+        assert usage.value.code == 64
+        assert said in capsys.readouterr().err
+    for words, said in (
+        (["--config", "qchunk/debug"], "a QChunkConfig; expected a OpenpiRiptConfig"),
+        ([*training, "--data.horizn", "9"], "--data.horizn"),
+    ):
+        assert main([str(tmp_path), *words]) == 64
+        assert said in capsys.readouterr().err

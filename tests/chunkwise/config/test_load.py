@@ -50,6 +50,7 @@ HELD_OUT = ["--eval.env", "None", "--data.holdout", "0.1"]
         ([], "--data.image-size=9 9", "data.cameras", ["--data.depth-cameras", "top"]),
         (["--eval.env", "None"], "--fleet.address=local", "eval.env", []),
         (["--eval.env", "None"], "--fleet.silence=9", "eval.env", []),
+        (["--eval.env", "None"], "--eval.videos=9", "eval.env", []),
         (["--eval.env", "None"], "--train.eval-every=9", "eval.env or data.holdout", HELD_OUT),
     ],
 )

@@ -326,6 +326,18 @@ def test_a_link_to_nowhere_is_there(tmp_path: Path):
         driver.convert(FORMATS, tmp_path / "a", tmp_path / "a", format=None, settings=None, report=print)
 
 
+@pytest.mark.parametrize("within", ["", "behind a link"])
+def test_an_output_in_the_source_is_refused(tmp_path: Path, within: str):
+    """Later the source's own files could not be told from it."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    out = tmp_path / ("link" if within else "a") / "deeper" / "out"
+    with pytest.raises(ConfigError, match="expected a folder outside of the dataset, found one in"):
+        driver.convert(FORMATS, tmp_path / "a", out, format=None, settings=None, report=print)
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["x.txt"]
+
+
 def test_a_folder_that_is_there_is_kept(tmp_path: Path):
     (tmp_path / "a").write_text("x")
     with pytest.raises(ConfigError, match="exists; convert into a folder that does not exist yet"):

@@ -1,0 +1,12 @@
+"""What a training with a config says of a dataset, before it takes anything of it."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The notes of a run, in its order, and why it would not begin."""
+
+    notes: tuple[str, ...]
+    refusal: str | None
+    """The message with which training ends; None where it would begin."""
