@@ -9,9 +9,10 @@ import jax
 
 from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
+from chunkwise.data.verdict import Verdict
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, RunError
 from chunkwise.policies.shrunk import images_json, shrunk_of
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
@@ -210,23 +211,11 @@ def main(config: DrivingConfig, name: str) -> None:
         data = processes.primary_then_all(lambda: open_data(config.data, check=folder.require_same_files))
         for note in data.notes:
             say(f"data: {note}")
-        if compared := _compared_moments(config):
-            shown = {offset: share for offset, share in data.shown().items() if offset in compared}
-            require_shown(shown, data.image_step_s(), config.data.path)
-        if config.objective is not None and config.objective.ego_motion:
-            require_moved(data.moved(), config.data.path)
-        require_held_out(data.index, config.data, config.eval.split)
+        for note in _fitting(config, data):
+            say(f"data: {note}")
         if config.objective is not None:
             ended = fit(config, EvaluatedPretrain(config, data, folder.path), folder)
         else:
-            valid = data.tables.waypoint_valid[data.anchors]
-            require_scored(scored(valid, config.data.waypoint_dt_s), config.data.path)
-            known = data.tables.waypoint_valid
-            if elsewhere := require_futures(data.index, config.data, config.eval.split, known):
-                say(f"data: {elsewhere}")
-            if config.waypoints is not None and config.waypoints.use_calibration:
-                require_calibrated(data.calibrated(), config.data.path)
-                say(f"data: {calibrated_note(data.calibrated())}")
             shrunk = _shrunk(config, folder.path, data)
             folder.kept |= images_json(shrunk)
             task = EvaluatedWaypoints(config, data, folder.path, shrunk)
@@ -234,6 +223,40 @@ def main(config: DrivingConfig, name: str) -> None:
             ended = fit(config, task, folder, load=load, interaction=task.rounds)
         if ended:
             write_report(folder.path)
+
+
+def of_training(config: DrivingConfig) -> Verdict:
+    """Asks of a dataset what a run asks of it before its first update.
+
+    No image is read, nothing is driven, and a split that is drawn is not written.
+    """
+    notes: list[str] = []
+    try:
+        data = open_data(config.data, keep_split=False)
+        notes += data.notes
+        notes += _fitting(config, data)
+    except RunError as error:
+        return Verdict(notes=tuple(notes), refusal=str(error))
+    return Verdict(notes=tuple(notes), refusal=None)
+
+
+def _fitting(config: DrivingConfig, data: DrivingData) -> list[str]:
+    """What is to be said of data that a run can learn from, and be measured on. Raises DataError where it cannot."""
+    if compared := _compared_moments(config):
+        shown = {offset: share for offset, share in data.shown().items() if offset in compared}
+        require_shown(shown, data.image_step_s(), config.data.path)
+    if config.objective is not None and config.objective.ego_motion:
+        require_moved(data.moved(), config.data.path)
+    require_held_out(data.index, config.data, config.eval.split)
+    if config.objective is not None:
+        return []
+    require_scored(scored(data.tables.waypoint_valid[data.anchors], config.data.waypoint_dt_s), config.data.path)
+    elsewhere = require_futures(data.index, config.data, config.eval.split, data.tables.waypoint_valid)
+    notes = [elsewhere] if elsewhere else []
+    if config.waypoints is not None and config.waypoints.use_calibration:
+        require_calibrated(data.calibrated(), config.data.path)
+        notes.append(calibrated_note(data.calibrated()))
+    return notes
 
 
 def _has_validation(data: DrivingData) -> bool:

@@ -1,10 +1,12 @@
 """Says what is in driving episodes, and what is wrong with them.
 
     python -m driving.validate PATH... [--json] [--no-images] [--workers N] [--fleet ADDRESS]
+    python -m driving.validate PATH --config FILE_OR_NAME [--field value ...]
 
 PATH is a folder of episodes, one episode file, or a pack. Every file is read anew and every image decoded, whatever
 an index beside them says. Exit code 65 if there is any problem: a file that training would refuse, or labels that
-contradict one another. Remarks do not count.
+contradict one another. Remarks do not count. With --config it says too what training with that config and these fields
+would say of PATH, and exits with 65 exactly where it would not begin, or would meet an image that does not decode.
 """
 
 import argparse
@@ -23,17 +25,19 @@ from jaxtyping import UInt8
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.progress import follow
+from chunkwise.config.load import load_for_data
 from chunkwise.data.convert import add_worker_options
 from chunkwise.data.images import decode
 from chunkwise.data.problems import Problem, list_problems, problem_of
 from chunkwise.data.shards import is_pack, require_whole
+from chunkwise.data.verdict import TAKEN
 from chunkwise.data.walking import crash, walk
 from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from chunkwise.printable import say
-from driving.config import CAMERAS, DataConfig
+from driving.config import CAMERAS, DataConfig, DrivingConfig
 from driving.data.checks import BLACK, Findings, Look, check_images, check_numbers
 from driving.data.episodes import episode_names
 from driving.data.images import read_bytes
@@ -43,6 +47,8 @@ from driving.data.shards import PackedImages, load_index, read_manifest
 from driving.data.split import SPLIT_FILE, check_manifest, load_manifest
 
 Report = dict[str, Any]
+DECODES = "an image that decodes"
+"""Expected of an image that does not."""
 Item = TypeVar("Item")
 MAX_PRINTED = 40
 
@@ -84,6 +90,21 @@ def validate(
     report["remarks"] = [dataclasses.asdict(remark) for remark in found.remarks]
     report["refused"] = bool(found.problems)
     return report
+
+
+def _add_verdict(config: DrivingConfig, report: Report) -> None:
+    """Asks the training itself, which may leave out what is bad."""
+    from driving.train import of_training  # imports jax
+
+    verdict, read = of_training(config), tuple(f".{camera}.image_path" for camera in config.data.cameras)
+    dark = sum(entry["expected"] == DECODES and entry["key"].endswith(read) for entry in report["problems"])
+    refusal = verdict.refusal
+    if refusal is None and dark:
+        refusal = (
+            f"{config.data.path}: training would end at the first image that does not decode, of {dark} among the "
+            "problems; record them again, or write null for images that were never taken"
+        )
+    report |= {"notes": list(verdict.notes), "refusal": refusal, "refused": refusal is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,7 +211,7 @@ def _look(index: Index, read_image: Any, file: str, found: Findings) -> Look:
             shown: UInt8[np.ndarray, "h w 3"] = read_image(row, column)
         except DataError as error:
             key = f"frames[{row}].observations.cameras.{index.cameras[column]}.image_path"
-            found.problems.append(Problem(file=file, key=key, expected="an image that decodes", found=str(error)))
+            found.problems.append(Problem(file=file, key=key, expected=DECODES, found=str(error)))
             continue
         brightest[row, column] = shown.max()
         sum_ = zlib.crc32(np.ascontiguousarray(shown).data)
@@ -342,6 +363,10 @@ def _print(report: Report) -> None:
         say(f"{len(entries)} {title if len(entries) != 1 else title[:-1]}{':' if entries else ''}")
         for line in list_problems(entries, shown=MAX_PRINTED, all_by="--json"):
             say(f"  {line}")
+    if "refusal" in report:
+        say("")
+        for line in (*report["notes"], *(report["refusal"] or TAKEN).splitlines()):
+            say(line)
 
 
 def _spread(values: Sequence[float | int]) -> str:
@@ -358,10 +383,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_worker_options(parser, "episodes")
     # As it was called before.
     parser.add_argument("--threads", type=int, dest="workers", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="X", help="of training: a file, or a name such as driving/waypoints")
     add_links_option(parser)
-    args = parser.parse_args(argv)
+    args, fields = parser.parse_known_args(argv)
+    if fields and args.config is None:
+        parser.error(f"unrecognized arguments: {' '.join(fields)}; fields of a config need --config")
+    if args.config is not None and len(args.paths) > 1:
+        parser.error(f"--config is of one training, whose data.path is one of {len(args.paths)} PATHs; name one")
     progress = None if args.json else functools.partial(say, error=True)
     try:
+        config = None
+        if args.config is not None:
+            config = load_for_data(
+                DrivingConfig,
+                args.config,
+                args.paths[0],
+                fields,
+                allow_links_to=args.allow_links_to,
+                program="python -m driving.validate PATH --config FILE",
+            )
         report = validate(
             args.paths,
             images=not args.no_images,
@@ -369,6 +409,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             say=progress,
             allow_links_to=args.allow_links_to,
         )
+        if config is not None:
+            _add_verdict(config, report)
     except RunError as error:
         print(error, file=sys.stderr)
         return error.exit_code

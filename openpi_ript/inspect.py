@@ -34,6 +34,7 @@ from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.pack import TABLES, ImageReader, PackedImages, read_manifest, read_pack_table
 from chunkwise.data.problems import Problem
 from chunkwise.data.shards import add_pack, is_pack, require_whole
+from chunkwise.data.verdict import TAKEN
 from chunkwise.data.walking import crash, walk
 from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import ConfigError, DataError, RunError
@@ -143,6 +144,7 @@ def _add_verdict(config: OpenpiRiptConfig, report: Report) -> None:
             f"{config.data.path}: training would end at the first image that does not decode, of {dark} episode(s) "
             "among the problems; record them again, or take them out of the dataset"
         )
+    report["problems"] = [problem for problem in report["problems"] if problem != refusal]  # said once
     report |= {"refusal": refusal, "refused": refusal is not None}
     if refusal is None:
         own = {"norm_stats": None, "state_norm": "mean_std", "action_norm": "mean_std"}  # else none may be computed
@@ -398,7 +400,7 @@ def _print(report: Report) -> None:
         for line in more:
             say(line)
     if "refusal" in report:
-        for line in (report["refusal"] or "training with this config takes this dataset").splitlines():
+        for line in (report["refusal"] or TAKEN).splitlines():
             say(line)
         return
     say("training would refuse this dataset" if report["refused"] else "training would take this dataset")

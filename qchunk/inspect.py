@@ -28,6 +28,7 @@ from chunkwise.data import norm_stats
 from chunkwise.data.convert import add_worker_options
 from chunkwise.data.episodes import manifest_hash
 from chunkwise.data.problems import Problem, list_problems
+from chunkwise.data.verdict import TAKEN
 from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError, RunError
 from chunkwise.files.identity import Files
@@ -265,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
         for line in _lines(found):
             say(line)
         if config is not None:
-            for line in (found["refusal"] or "training with this config takes this dataset").splitlines():
+            for line in (found["refusal"] or TAKEN).splitlines():
                 say(line)
         elif found["problems"]:
             print(f"\n{len(found['problems'])} problem(s); training refuses this dataset:")

@@ -10,3 +10,7 @@ class Verdict:
     notes: tuple[str, ...]
     refusal: str | None
     """The message with which training ends; None where it would begin."""
+
+
+TAKEN = "training with this config takes this dataset"
+"""Said where there is no refusal."""

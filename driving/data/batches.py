@@ -283,13 +283,16 @@ def _masked(
     return {key: np.where(known, values[frames], 0).astype(np.float32), mask_key: known}
 
 
-def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_files) -> DrivingData:
+def open_data(
+    config: DataConfig, split: Split = "train", *, check: Check = any_files, keep_split: bool = True
+) -> DrivingData:
     """Opens one split of a dataset or a pack: index, checks, manifest of the split, targets.
 
     Args:
       config: Which dataset, and how to take it.
       split: Which part of it.
       check: Told which files the dataset is made of, before any of them is judged.
+      keep_split: Whether a split that is drawn, where the dataset has none, is written beside it.
 
     Raises:
       DataError: If episodes are bad (all problems in one error), named files are absent and data.missing_files is
@@ -320,7 +323,7 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
     if absent:
         notes.append(f"data.cameras: no episode has {absent}, masked in every sample; found {list(index.cameras)}")
     check_absent(index, config, notes)
-    episodes = members(index, config, split, notes)
+    episodes = members(index, config, split, notes, keep=keep_split)
     tables = make_tables(index, config)
     picks = np.array(columns(index, config.cameras))
     seen = (index.image_status[:, picks] == PRESENT) & (picks >= 0)

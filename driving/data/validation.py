@@ -245,14 +245,17 @@ def _drawn_otherwise(index: Index, config: DataConfig, kept: splits.Manifest) ->
     return any(set(fresh.episodes[side]) != set(kept.of(index).episodes[side]) for side in splits.SPLITS)
 
 
-def members(index: Index, config: DataConfig, split: Split, notes: list[str]) -> Int64[np.ndarray, " m"]:
-    """Episodes of the split; makes the manifest where there is none."""
+def members(
+    index: Index, config: DataConfig, split: Split, notes: list[str], *, keep: bool = True
+) -> Int64[np.ndarray, " m"]:
+    """Returns the episodes of the split; makes the manifest where there is none, and writes it if it is to be kept."""
     if split == "all":
         return np.arange(len(index.ids))
     manifest, file, made = _manifest(index, config)
     if made:
-        with contextlib.suppress(OSError):  # a dataset that cannot be written to is split the same way each time
-            splits.save_manifest(manifest, file)
+        if keep:
+            with contextlib.suppress(OSError):  # a dataset that cannot be written to is split the same way each time
+                splits.save_manifest(manifest, file)
         counts = ", ".join(f"{len(manifest.episodes[name])} {name}" for name in splits.SPLITS)
         official = splits.official_sides(index)
         by = "as the dataset itself says" if official else "by recording"

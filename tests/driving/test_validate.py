@@ -315,3 +315,57 @@ def test_what_cannot_be_read_is_said_once(tmp_path: Path):
 def bare_of_images(tree: Tree) -> None:
     for frame in frames(tree):
         frame["observations"]["cameras"] = {}
+
+
+TRAINING = ["--config", "driving/debug", "--data.image-size", "32", "48", "--data.cameras", "front", "front_left"]
+
+
+@pytest.fixture
+def drives(tmp_path: Path) -> Path:
+    """Four good drives of 2.9 s, which no split divides yet."""
+    for number in range(4):
+        write_drive(tmp_path / "drives", f"d{number}", start_yaw=0.3 * number)
+    return tmp_path / "drives"
+
+
+def test_what_training_would_say_is_asked_of_training(drives: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(drives), *TRAINING]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1] == "training with this config takes this dataset"
+    assert "split by recording into 2 train, 1 val, 1 test episodes" in said
+    assert not (drives / "_split.json").exists(), "nothing is decided by looking"
+    for fields, words in (
+        (["--data.val-fraction", "0", "--eval.split", "val"], "expected episodes of val (eval.split)"),
+        (["--data.cameras", "rear"], "expected images of ['rear'], found cameras"),
+        (["--data.waypoint-dt-s", "3", "--data.waypoint-steps", "2"], "expected waypoints that are known up to 3 s"),
+    ):
+        assert main([str(drives), *TRAINING, *fields, "--json"]) == 65
+        report = json.loads(capsys.readouterr().out)
+        assert not report["problems"], "the drives themselves are good"
+        assert words in report["refusal"]
+
+
+def test_an_image_that_does_not_decode_ends_the_trainings_that_read_it(
+    drives: Path, capsys: pytest.CaptureFixture[str]
+):
+    hurt = drives / "d1_images" / "0008_side_left.jpg"
+    hurt.write_bytes(hurt.read_bytes()[:700] + hurt.read_bytes()[-2:])
+    assert main([str(drives)]) == 65
+    assert main([str(drives), *TRAINING]) == 0
+    capsys.readouterr()
+    assert main([str(drives), *TRAINING, "--data.cameras", "front", "side_left"]) == 65
+    assert "training would end at the first image that does not decode, of 1" in capsys.readouterr().out
+    assert main([str(drives), *TRAINING, "--data.cameras", "front", "side_left", "--no-images"]) == 0
+
+
+def test_a_training_has_one_path_and_fields_have_a_config(drives: Path, capsys: pytest.CaptureFixture[str]):
+    for words, said in (
+        ([str(drives), str(drives), *TRAINING], "--config is of one training, whose data.path is one of 2 PATHs"),
+        ([str(drives), "--data.cameras", "front"], "fields of a config need --config"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 64
+        assert said in capsys.readouterr().err
+    assert main([str(drives), "--config", "qchunk/debug"]) == 64
+    assert "a QChunkConfig; expected a DrivingConfig" in capsys.readouterr().err
