@@ -87,7 +87,7 @@ class NuscenesConverter:
           settings: What may be chosen.
 
         Raises:
-          DataError: A table is missing or bad.
+          DataError: A table is missing or bad, or an image is of no sample.
           ConfigError: There are several versions in the folder, or a camera is unknown.
         """
         self._names = camera_names(CAMERA_MAP, settings)
@@ -102,6 +102,11 @@ class NuscenesConverter:
             raise DataError(f"{tables / 'scene.json'}: expected a name for each scene, found some names twice")
         self._samples, self._poses = rows["sample"], rows["ego_pose"]
         self._calibrated, self._sensors = rows["calibrated_sensor"], rows["sensor"]
+        self._samples_of: dict[str, set[str]] = {row["token"]: set() for row in rows["scene"].values()}
+        for token, row in self._samples.items():
+            self._samples_of.setdefault(row["scene_token"], set()).add(token)
+        self._unknown: dict[str, list[Problem]] = {}
+        """Of rows whose camera is not known, by sample."""
         self._rows_by_sample = self._camera_rows(rows["sample_data"])
 
     @property
@@ -115,6 +120,8 @@ class NuscenesConverter:
         samples, broken = self._sample_chain(self._scenes[unit])
         if broken:
             writer.problem(f"{self._version}/sample.json", unit, "a chain of samples by `next`", broken)
+        for token in samples:
+            writer.problems.extend(self._unknown.get(token, ()))
         rows = [row for token in samples for row in self._rows_by_sample.get(token, ())]
         poses = {row["token"]: self._pose(row, unit, writer) for row in rows}
         trajectory = Trajectory(
@@ -153,28 +160,33 @@ class NuscenesConverter:
         return [*self._table_files, *(Path(self._bounds.path(n)) for n in names if not self._bounds.refusal(n))]
 
     def _camera_rows(self, rows: Mapping[str, Row]) -> Mapping[str, list[Row]]:
-        """Rows of cameras by sample, in time; raises DataError for tokens that lead nowhere."""
-        found = collections.defaultdict(list)
+        """Rows of cameras by sample, in time; raises DataError for those of no sample, which are of no scene either."""
+        found, file = collections.defaultdict(list), f"{self._version}/sample_data.json"
         for token, row in rows.items():
+            if row["sample_token"] not in self._samples:
+                raise DataError(f"{file}: {token}: expected the token of a sample, found {row['sample_token']!r}")
             calibrated = self._calibrated.get(row["calibrated_sensor_token"])
             if calibrated is None or calibrated["sensor_token"] not in self._sensors:
-                raise DataError(
-                    f"{self._version}/sample_data.json: {token}: expected a calibrated_sensor with a sensor, found "
-                    f"token {row['calibrated_sensor_token']!r}"
-                )
-            if self._sensors[calibrated["sensor_token"]]["modality"] == "camera":
+                text, expected = f"token {row['calibrated_sensor_token']!r}", "a calibrated_sensor with a sensor"
+                lost = Problem(file=file, key=token, expected=expected, found=text)
+                self._unknown.setdefault(row["sample_token"], []).append(lost)
+            elif self._sensors[calibrated["sensor_token"]]["modality"] == "camera":
                 found[row["sample_token"]].append(row)
         return {token: sorted(group, key=lambda row: row["timestamp"]) for token, group in found.items()}
 
     def _sample_chain(self, scene: Row) -> tuple[list[str], str]:
-        """Samples of a scene in order, and the token at which they break off, in words; empty where they do not."""
+        """Samples of a scene in order, and where their chain breaks off, in words; empty where it does not."""
         chain: dict[str, None] = {}
-        token = scene["first_sample_token"]
+        token, own = scene["first_sample_token"], self._samples_of[scene["token"]]
         while token:
             if token not in self._samples or token in chain:
                 return list(chain), f"{token!r} {'twice' if token in chain else 'nowhere in the table'}"
+            if token not in own:
+                return list(chain), f"{token!r}, which is of scene {self._samples[token]['scene_token']!r}"
             chain[token] = None
             token = self._samples[token]["next"]
+        if missed := own - set(chain):
+            return list(chain), f"an end at {len(chain)} of {len(own)} samples, without {min(missed)!r}"
         return list(chain), ""
 
     def _channel(self, row: Row) -> str:
@@ -191,23 +203,52 @@ class NuscenesConverter:
             return None
 
     def _by_front(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """A group a CAM_FRONT image: of each other camera the image nearest in time."""
+        """A group a CAM_FRONT image: of each other camera the image nearest in time.
+
+        Where CAM_FRONT lacks an image, those that the others took then are a group without it.
+        """
         fronts = [row for row in rows if self._channel(row) == REFERENCE]
         groups = [[front] for front in fronts]
         times = np.array([front["timestamp"] for front in fronts], np.int64)
         nearest: dict[tuple[int, str], tuple[int, Row]] = {}
+        left: list[Row] = []
         for row in rows:
             channel = self._channel(row)
-            if channel == REFERENCE or not len(times):
+            if channel == REFERENCE:
                 continue
-            index = int(np.abs(times - row["timestamp"]).argmin())
-            distance = abs(int(times[index]) - row["timestamp"])
+            index = int(np.abs(times - row["timestamp"]).argmin()) if len(times) else 0
+            distance = abs(int(times[index]) - row["timestamp"]) if len(times) else math.inf
             before = nearest.get((index, channel))
-            if distance <= SWEEP_TOLERANCE_S * 1e6 and (before is None or distance < before[0]):
-                nearest[index, channel] = distance, row
+            if distance > SWEEP_TOLERANCE_S * 1e6:
+                left.append(row)
+            elif before is None or distance < before[0]:
+                nearest[index, channel] = int(distance), row
+                left += [] if before is None else [before[1]]
+            else:
+                left.append(row)
         for (index, _), (_, row) in sorted(nearest.items()):
             groups[index].append(row)
-        return groups
+        return sorted([*groups, *self._without_front(left)], key=self._time)
+
+    def _without_front(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Groups of images that belong to no CAM_FRONT image, one after another.
+
+        An image alone is none: it is one too many of its camera, as where two are nearest to one CAM_FRONT image.
+        """
+        groups: list[list[Row]] = []
+        for row in sorted(rows, key=lambda row: row["timestamp"]):
+            group = groups[-1] if groups else []
+            near = group and row["timestamp"] - group[0]["timestamp"] <= SWEEP_TOLERANCE_S * 1e6
+            if near and self._channel(row) not in map(self._channel, group):
+                group.append(row)
+            else:
+                groups.append([row])
+        return [group for group in groups if len(group) > 1]
+
+    def _time(self, rows: Sequence[Row]) -> float:
+        """Time of a frame in seconds: its CAM_FRONT image's, else the mean of its images'."""
+        times = {self._channel(row): row["timestamp"] * 1e-6 for row in rows}
+        return times[REFERENCE] if REFERENCE in times else statistics.fmean(times.values())
 
     def _frame(
         self,
@@ -224,13 +265,7 @@ class NuscenesConverter:
             if channel in channels[:place] and (channel in self._names or channel == REFERENCE):
                 file, found = f"{self._version}/sample_data.json", f"another of {channel}"
                 writer.problem(file, f"{unit}, {row['token']}", "one image of each camera a frame", found)
-        times = {self._channel(row): row["timestamp"] * 1e-6 for row in rows}
-        if REFERENCE in times:
-            time = times[REFERENCE]
-        elif times:
-            time = statistics.fmean(times.values())
-        else:
-            time = self._samples[sample or ""]["timestamp"] * 1e-6
+        time = self._time(rows) if rows else self._samples[sample or ""]["timestamp"] * 1e-6
         cameras = {
             self._names[channel]: self._camera(row, poses[row["token"]], unit, channel, writer)
             for row in rows

@@ -31,7 +31,7 @@ from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
 from driving.data.split import SPLIT_FILE
-from driving.data.tables import Tables, fills_headings, make_tables, plans_to_stand
+from driving.data.tables import Tables, fills_headings, judged, make_tables, masked_plans, plans_to_stand
 from driving.data.targets import bridged_s, relative_pose, wrap
 from driving.data.validation import check_absent, members, scored, scored_note, shown_note, without_bad
 
@@ -47,6 +47,9 @@ PLANS = "plans_that_were_not_driven"
 
 HEADED = "frames_with_a_place_and_no_yaw"
 """As DERIVED: where it stands, earlier versions masked waypoints, or poses, for which these frames are needed."""
+
+JUDGED = "motion_and_plans_as_drives_leave_them"
+"""As DERIVED: where it stands, earlier versions took these otherwise."""
 
 __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
 
@@ -262,7 +265,9 @@ class DrivingData:
         slow = [bridged_s(index.t[index.rows(episode)], gap) > gap for episode in self.episodes.tolist()]
         found |= {SLOW: "bridged by their own rhythm"} if any(slow) else {}
         plans = [plans_to_stand(index, episode, tables, self.config) for episode in self.episodes.tolist()]
-        return found | ({PLANS: "believed where they end in a stand"} if any(plans) else {}) | self.headed("waypoints")
+        found |= {PLANS: "believed where they end in a stand"} if any(plans) else {}
+        new = set[str]().union(*(judged(index, episode, tables, self.config) for episode in self.episodes.tolist()))
+        return found | ({JUDGED: "; ".join(sorted(new))} if new else {}) | self.headed("waypoints")
 
     def headed(self, what: Literal["waypoints", "poses"]) -> dict[str, str]:
         """As `derived`, of the headings that waypoints, or relative poses, were taken from."""
@@ -347,6 +352,11 @@ def open_data(
     if sideless := sideless_note(config.cameras, mirror, calibration.row, calibration.extrinsics):
         notes.append(sideless)
     notes.append(f"{split}: {scored_note(scored(tables.waypoint_valid[anchors], config.waypoint_dt_s))}")
+    if masked := sum(masked_plans(index, episode, tables, config) for episode in episodes.tolist()):
+        notes.append(
+            f"{split}: {masked} frames list no waypoints, of drives whose waypoint_spec.driven is false: masked, since "
+            "where the car went is no plan; set data.waypoint_source poses to take that of all frames"
+        )
     opened = DrivingData(
         config=config,
         split=split,

@@ -13,14 +13,14 @@ from chunkwise.data.problems import Problem
 from driving.config import DataConfig
 from driving.data import targets
 from driving.data.index import ABSENT, PRESENT, Index
-from driving.data.tables import Tables, make_tables, moves_at_end
+from driving.data.tables import Tables, make_tables, moves_at_end, yaw_rates_of
 
 MAX_MPS = 70.0
 JUMP_M, JUMP_FACTOR = 1.0, 3.0
 """A step longer than JUMP_M plus JUMP_FACTOR times what the neighbouring steps suggest is a jump."""
-JUMP_RAD, JUMP_RAD_S = 0.35, 1.5
-"""Largest change of yaw between two frames: this, plus this for each second."""
 GAP_FACTOR, JITTER = 1.5, 0.1
+SLOWEST_S = 2.0
+"""Usual seconds between two frames, above which t may be in another unit."""
 SPEED_MPS, SPEED_SHARE = 1.0, 0.2
 """Recorded speed may differ from that of the poses by 1 m/s, or a fifth of it."""
 WAYPOINT_M, WAYPOINT_SHARE = 1.0, 0.15
@@ -82,6 +82,7 @@ def check_numbers(index: Index, config: DataConfig) -> Findings:
         "rad, as it travels",
     )
     _check_headings(index, file, found)
+    _check_derived(index, tables, config, file, found)
     _check_waypoints(index, tables, config, found)
     return found
 
@@ -91,6 +92,9 @@ def _check_times(t: Float64[np.ndarray, " T"], file: str, found: Findings) -> No
     if not len(steps):
         return
     usual = float(np.median(steps))
+    if usual > SLOWEST_S:  # then no two frames are near enough for a speed, a turn or a waypoint to be judged
+        expected = f"seconds, {SLOWEST_S:g} at most between two frames"
+        found.remarks.append(Problem(file=file, key="frames[*].t", expected=expected, found=f"steps of {usual:g}"))
     gaps = np.flatnonzero(steps > GAP_FACTOR * usual)
     if len(gaps):
         longest = gaps[np.argmax(steps[gaps])]
@@ -112,7 +116,7 @@ def _check_jumps(index: Index, tables: Tables, file: str, found: Findings) -> No
     usual = np.array([_median_beside(speed, i) for i in range(len(speed))])
     far = (speed > MAX_MPS) | (moved > JUMP_M + JUMP_FACTOR * usual * steps)
     turned = np.abs(targets.wrap(np.diff(index.pose[:, 2])))
-    spun = turned > JUMP_RAD + JUMP_RAD_S * steps
+    spun = turned > targets.JUMP_RAD + targets.JUMP_RAD_S * steps
     for what, bad, size, unit in (("x_m, y_m", far, moved, "m"), ("yaw_rad", spun, turned, "rad")):
         places = np.flatnonzero(bad)
         if len(places):
@@ -156,6 +160,17 @@ def _check_headings(index: Index, file: str, found: Findings) -> None:
         key = f"frames[{without[0]}].observations.state.yaw_rad"
         text = f"none in {len(without)} of {int(placed.sum())} frames; targets take it from those around it"
         found.remarks.append(Problem(file=file, key=key, expected="a yaw wherever there are x_m and y_m", found=text))
+
+
+def _check_derived(index: Index, tables: Tables, config: DataConfig, file: str, found: Findings) -> None:
+    """Yaw rates that positions alone would give, and no car has."""
+    _, _, unbelieved = yaw_rates_of(index, slice(0, index.frames), config.max_gap_s)
+    lost = np.flatnonzero(unbelieved & ~tables.yaw_rate_valid)
+    if len(lost):
+        key = f"frames[{lost[0]}].observations.state.yaw_rate_radps"
+        text = f"none, and sudden turns of the direction of travel in {len(lost)} frames, which training masks"
+        expected = "a recorded yaw rate, or a yaw, or places that do not jitter"
+        found.remarks.append(Problem(file=file, key=key, expected=expected, found=text))
 
 
 def _check_waypoints(index: Index, tables: Tables, config: DataConfig, found: Findings) -> None:

@@ -225,6 +225,28 @@ _LATER = ((), ("splits", "history_counts", "history_dt_s", "history"), ("waypoin
 _BY_EPISODE = (*_NAMES, "lengths", "waypoint_counts", "waypoint_dt_s", "waypoints_driven")
 
 
+_ELSEWHERE = ("files", "path_bytes", "path_lengths", "content_hashes", "calibration", "intrinsics", "extrinsics")
+"""Fields that `differing` does not compare as they stand: names, hashes of others, and where matrices are listed."""
+
+
+def differing(one: Index, other: Index) -> list[str]:
+    """Returns the fields in which two indexes differ in content: their files may have other names."""
+    first = ("ids", "lengths", "cameras", "drive_hashes")
+    rest = (field.name for field in dataclasses.fields(Index) if field.name not in (*first, *_ELSEWHERE))
+    found = [name for name in (*first, *rest) if not _same(getattr(one, name), getattr(other, name))]
+    if not _same(one.calibration >= 0, other.calibration >= 0):
+        return [*found, "calibration"]
+    used = [(index, index.calibration[index.calibration >= 0]) for index in (one, other)]
+    for name in ("intrinsics", "extrinsics"):
+        found += [] if _same(*(getattr(index, name)[rows] for index, rows in used)) else [name]
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == other.dtype.kind == "f")
+
+
 def concatenate(parts: Sequence[Index]) -> Index:
     """One index of the parts' episodes, in order, with the cameras of which any says something."""
     cameras = tuple(sorted({camera for part in parts for camera in part.cameras}))

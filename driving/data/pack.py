@@ -7,6 +7,7 @@ episodes give the same bytes, by any number of --workers or on a --fleet; given 
 """
 
 import dataclasses
+import json
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from chunkwise.printable import printable, say
 from driving.config import DataConfig
 from driving.data.episodes import episode_names
 from driving.data.images import FILTER, FileImages, columns, read_bytes
-from driving.data.index import INDEX_FILE, PRESENT, Index, concatenate
+from driving.data.index import INDEX_FILE, PRESENT, Index, concatenate, differing
 from driving.data.index import pack as pack_index
 from driving.data.scan import scan
 from driving.data.shards import FORMAT, hash_of_drives, open_pack, read_manifest
@@ -224,11 +225,11 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
     require_whole(out, manifest)
     packed_index, packed = open_pack(out, config)
     index = _without_skipped(index, packed_index, manifest)
-    same = ("ids", "drive_hashes", "lengths", "t", "image_status", "rated_scores", "rated_waypoints")
-    gaps = ("waypoints", "history")
-    for name in (*same, *gaps):
-        if not np.array_equal(getattr(index, name), getattr(packed_index, name), equal_nan=name in gaps):
-            raise DataError(f"{out}: expected the same {name} as in {config.path}, found others")
+    if other := differing(index, packed_index):
+        raise DataError(f"{out}: expected the same {other[0]} as in {config.path}, found others ({', '.join(other)})")
+    sides = [load_manifest(folder / SPLIT_FILE) for folder in (_folder(config), out) if (folder / SPLIT_FILE).is_file()]
+    if len(sides) == 2 and len({json.dumps(side.of(packed_index).episodes, sort_keys=True) for side in sides}) == 2:
+        raise DataError(f"{out / SPLIT_FILE}: expected the parts of {_folder(config) / SPLIT_FILE}, found others")
     anew = _Opener(_folder(config), index, settings_in(out, manifest), None, [], 0)()
     files = FileImages(_folder(config), index, config.cameras)
     rows = np.unique(np.linspace(0, index.frames - 1, min(index.frames, CHECKED_FRAMES)).astype(np.int64))

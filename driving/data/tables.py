@@ -95,6 +95,48 @@ def fills_headings(index: Index, episode: int, tables: Tables, config: DataConfi
     return not same, not np.array_equal(less, tables.pose_valid[rows])
 
 
+def yaw_rates_of(
+    index: Index, rows: slice, max_gap_s: float
+) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
+    """Returns what poses of an episode's frames say of its yaw rate, as `targets.yaw_rates`."""
+    t, pose = index.t[rows], index.pose[rows]
+    yaw, known = targets.headings(t, pose, index.speed_mps[rows], max_gap_s=max_gap_s)
+    return targets.yaw_rates(t, yaw, known, np.isfinite(pose[:, 2]), max_gap_s=max_gap_s)
+
+
+def judged(index: Index, episode: int, tables: Tables, config: DataConfig) -> set[str]:
+    """Returns what of an episode earlier versions took otherwise, in words; see driving/data/batches.py."""
+    rows, found = index.rows(episode), set[str]()
+    if (np.isnan(index.speed_mps[rows]) & (tables.speed_mps[rows] < 0)).any():
+        found.add("speeds from places are negative in reverse")
+    if (yaw_rates_of(index, rows, config.max_gap_s)[2] & ~tables.yaw_rate_valid[rows]).any():
+        found.add("yaw rates of sudden turns are masked")
+    own, told = np.zeros_like(tables.past_motion[rows]), np.zeros_like(tables.past_motion_valid[rows])
+    _take_histories(index, rows, own, told)
+    if (tables.past_motion_valid[rows] & ~told)[index.history_counts[rows] > 0].any():
+        found.add("past motion is the frames' own where their history knows none")
+    if masked_plans(index, episode, tables, config):
+        found.add("frames without a plan are masked where none was driven")
+    return found
+
+
+def masked_plans(index: Index, episode: int, tables: Tables, config: DataConfig) -> int:
+    """Returns how many frames list no plan, know where the car went, and are masked: their drive was not the plan."""
+    listed, rows = index.expert_waypoints(episode), index.rows(episode)
+    if index.waypoints_driven[episode] or config.waypoint_source == "poses" or not listed.size or _lists(listed).all():
+        return 0
+    placed = np.all(np.isfinite(index.pose[rows, :2]), axis=1)
+    moving = moves_at_end(tables.speed_mps[rows], tables.speed_valid[rows])
+    poses = dataclasses.replace(config, waypoint_source="poses")
+    _, known = _waypoints(index, episode, poses, tables.pose[rows], placed, tables.pose_valid[rows], moving)
+    return int((known.any(axis=1) & ~_lists(listed)).sum())
+
+
+def _lists(listed: Float32[np.ndarray, "T m 2"]) -> Bool[np.ndarray, " T"]:
+    """Which frames list waypoints."""
+    return np.all(np.isfinite(listed[:, 0]), axis=1)
+
+
 def moves_at_end(speed_mps: Float[np.ndarray, " T"], known: Bool[np.ndarray, " T"]) -> bool:
     """Whether the car moves at the last frame, or it is not known that it stands."""
     return bool(not known[-1] or abs(speed_mps[-1]) > targets.MOVING_MPS)
@@ -109,9 +151,8 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     heading, headed = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap, ahead=True)
     pose = np.concatenate([np.nan_to_num(place), heading[:, None]], axis=1)
     yaw, yaw_valid = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap)
-    speed, speed_valid = _recorded_or(recorded, *targets.speeds(t, place, max_gap_s=gap))
-    derived = targets.rate(t, yaw, yaw_valid, max_gap_s=gap)
-    yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *derived)
+    speed, speed_valid = _recorded_or(recorded, *targets.speeds(t, place, index.pose[rows, 2], max_gap_s=gap))
+    yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *yaw_rates_of(index, rows, gap)[:2])
     moving = moves_at_end(speed, speed_valid)
     past_motion, past_motion_valid = _past_motion(t, ((speed, speed_valid), (yaw_rate, yaw_rate_valid)))
     _take_histories(index, rows, past_motion, past_motion_valid)
@@ -159,9 +200,10 @@ def _take_histories(
             there = back < count and abs(back * dt_s - seconds) <= PAST_TOLERANCE_S
             for kind, values, known in ((0, speed, speed_known), (1, rate, rate_known)):
                 column, then = kind * len(PAST_S) + i, count - 1 - back
-                both = known[:, -1] & known[:, then] if there else np.zeros(len(mine), bool)
-                valid[mine, column] = both
-                past[mine, column] = np.where(both, values[:, -1] - values[:, then], 0.0) if there else 0.0
+                if there:  # where it does not know both, what the frames before say stands
+                    both = known[:, -1] & known[:, then]
+                    valid[mine, column] |= both
+                    past[mine, column] = np.where(both, values[:, -1] - values[:, then], past[mine, column])
 
 
 def _recorded_or(
@@ -180,7 +222,7 @@ def _waypoints(
     headed: Bool[np.ndarray, " T"],
     moving_at_end: bool,
 ) -> tuple[Float32[np.ndarray, "T t 2"], Bool[np.ndarray, "T t"]]:
-    """Listed waypoints for the frames that list some, from poses for the others."""
+    """Listed waypoints for the frames that list some; of the others from poses, unless lists were not driven."""
     t, steps, dt_s = index.t[index.rows(episode)], config.waypoint_steps, config.waypoint_dt_s
     gap = targets.bridged_s(t, config.max_gap_s)
     driven, driven_valid = targets.waypoints_from_poses(t, pose, placed, headed, steps=steps, dt_s=dt_s, max_gap_s=gap)
@@ -192,5 +234,7 @@ def _waypoints(
     expert, expert_valid = targets.waypoints_from_expert(
         t, listed, float(index.waypoint_dt_s[episode]), steps=steps, dt_s=dt_s, moving_at_end=filled
     )
-    lists = np.all(np.isfinite(listed[:, 0]), axis=1)[:, None]
+    lists = _lists(listed)[:, None]
+    if not index.waypoints_driven[episode]:  # where the car went is no plan of an expert's
+        return np.where(lists[..., None], expert, 0.0), lists & expert_valid
     return np.where(lists[..., None], expert, driven), np.where(lists, expert_valid, driven_valid)

@@ -20,6 +20,8 @@ MOVING_MPS = 0.5
 """Above this speed at the end of a recording, a car that is said to stand still right after it is not believed."""
 SAME_PLACE_M = 1e-6
 TIME_SLACK_S = 1e-6
+JUMP_RAD, JUMP_RAD_S = 0.35, 1.5
+"""Largest change of yaw between two frames that a car takes: this, plus this for each second."""
 SLOW_STEPS = 1.5
 """Usual steps of a slow recording that are bridged: nuScenes' key frames are 0.45 to 0.65 s apart."""
 
@@ -160,13 +162,59 @@ def rate(
 
 
 def speeds(
-    t: Float64[np.ndarray, " T"], place: Float64[np.ndarray, "T 2"], *, max_gap_s: float, ahead: bool = False
+    t: Float64[np.ndarray, " T"],
+    place: Float64[np.ndarray, "T 2"],
+    yaw: Float64[np.ndarray, " T"] | None = None,
+    *,
+    max_gap_s: float,
+    ahead: bool = False,
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
-    """Speed in m/s from positions, as `differences` takes them; never negative, and whether it could be taken."""
+    """Speed in m/s from positions, as `differences` takes them, and whether it could be taken.
+
+    Args:
+      t: Seconds, strictly increasing.
+      place: x and y, NaN where unknown.
+      yaw: As recorded, NaN where unknown: against that of the frame, else of the frame before, a speed is negative.
+        None, or both unknown: never negative.
+      max_gap_s: As `differences` takes it.
+      ahead: As `differences` takes it.
+    """
     before, after = _neighbours(len(t), ahead=ahead)
     step, near = differences(t, place, max_gap_s, ahead=ahead)
     seconds = np.where(near, t[after] - t[before], 1.0)
-    return np.where(near, np.hypot(step[:, 0], step[:, 1]) / seconds, 0.0), near
+    speed = np.hypot(step[:, 0], step[:, 1]) / seconds
+    if yaw is not None:
+        facing = np.where(np.isfinite(yaw), yaw, yaw[before])
+        speed *= np.where(np.cos(facing) * step[:, 0] + np.sin(facing) * step[:, 1] < 0, -1.0, 1.0)  # NaN: forwards
+    return np.where(near, speed, 0.0), near
+
+
+def yaw_rates(
+    t: Float64[np.ndarray, " T"],
+    yaw: Float64[np.ndarray, " T"],
+    known: Bool[np.ndarray, " T"],
+    recorded: Bool[np.ndarray, " T"],
+    *,
+    max_gap_s: float,
+) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
+    """Yaw rate in rad/s since the frame before, whether it is known, and whether it could be taken and is not believed.
+
+    A direction of travel turns round where a car changes gear, any way where it stands and its place is noisy, and lies
+    off the recorded yaw that follows it: none of this is a turn.
+
+    Args:
+      t: Seconds, strictly increasing.
+      yaw: Of each frame, as `headings` gives it.
+      known: Where it is known.
+      recorded: Where it is recorded, and no direction of travel.
+      max_gap_s: As `differences` takes it.
+    """
+    before, after = _neighbours(len(t), ahead=False)
+    rate_radps, near = rate(t, yaw, known, max_gap_s=max_gap_s)
+    seconds = t[after] - t[before]
+    sudden = np.abs(rate_radps) * seconds > JUMP_RAD + JUMP_RAD_S * seconds
+    believed = np.where(recorded, recorded[before], ~recorded[before] & ~sudden)
+    return np.where(believed, rate_radps, 0.0), near & believed, near & ~believed
 
 
 def interpolate_poses(

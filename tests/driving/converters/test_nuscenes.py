@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
+from chunkwise.data.convert import Jobs
 from chunkwise.errors import ConfigError, DataError
 from driving.config import DataConfig
 from driving.convert import convert
@@ -256,8 +257,12 @@ def test_tables_that_are_not_whole(tmp_path: Path):
     root = write(tmp_path / "nuscenes")
     change(root, "sample", 1, next="sample_0_0")
     assert "expected a chain of samples by `next`, found 'sample_0_0' twice" in refused(root)
+    change(root, "sample", 1, next="")
+    assert "found an end at 2 of 4 samples, without 'sample_0_2'" in refused(root)
     change(root, "sample_data", 5, calibrated_sensor_token="x")
     assert "d_0_0_CAM_FRONT_LEFT: expected a calibrated_sensor with a sensor, found token 'x'" in refused(root)
+    change(root, "sample_data", 7, sample_token="y")
+    assert "sample_data.json: d_0_1_CAM_FRONT_RIGHT: expected the token of a sample, found 'y'" in refused(root)
     (root / "v1.0-mini/ego_pose.json").write_text('[{"token": "a", "rotation": [1, 0, 0, 0]}]')
     assert "ego_pose.json: row 0: expected the keys ['token', 'translation', 'rotation'], found no ['translation']" in (
         refused(root)
@@ -321,3 +326,39 @@ def test_the_files_of_a_scene_are_the_tables_and_the_images_that_are_copied(tmp_
     assert images(cameras={"CAM_BACK": ""}) == {name for name in keys if "CAM_BACK/" not in name}
     assert len(images(sweeps=True)) == 6 * (6 * (SAMPLES - 1) + 1)
     assert images(images=False) == set()
+
+
+def test_samples_of_another_scene_are_none_of_this_one(tmp_path: Path):
+    """Else frames stand in two episodes, which may fall on both sides of a split."""
+    root = write(tmp_path / "nuscenes", scenes=2)
+    change(root, "sample", 1, next="sample_1_1")
+    assert "scene-0061: expected a chain of samples by `next`, found 'sample_1_1', which is of scene 'scene_1'" in (
+        refused(root)
+    )
+
+
+def test_a_camera_that_is_not_known_costs_its_scene_alone(tmp_path: Path):
+    root = write(tmp_path / "nuscenes", scenes=101)
+    rows = 6 * (6 * (SAMPLES - 1) + 1) + 1
+    change(root, "sample_data", 3 * rows + 5, calibrated_sensor_token="x")
+    convert(root, tmp_path / "out", settings=ConvertSettings(images=False), jobs=Jobs(on_bad="skip"), report=print)
+    names = {path.stem for path in (tmp_path / "out").glob("scene*.json")}
+    assert names == {f"scene-{61 + scene:04d}" for scene in range(101)} - {"scene-0064"}
+
+
+def test_sweeps_without_a_front_are_frames_without_it(tmp_path: Path):
+    """Two front images are missing, a key frame's and a sweep's: the other cameras' lose none of theirs."""
+    root = write(tmp_path / "nuscenes")
+    file = root / "v1.0-mini" / "sample_data.json"
+    gone = {f"d_0_{number}_CAM_FRONT" for number in (4, 6)}
+    file.write_text(json.dumps([row for row in json.loads(file.read_text()) if row["token"] not in gone]))
+    episode = converted(root, sweeps=True)
+    assert len(episode.t) == 19
+    front = NAMES.index("front")
+    without = [i for i, row in enumerate(episode.image_paths) if row[front] is None]
+    assert without == [4, 6]
+    shown = [sum(path is not None for path in row) for row in episode.image_paths]
+    assert shown == [5 if i in without else 6 for i in range(19)]
+    others = np.mean([delay for channel, delay in DELAYS.items() if channel != "CAM_FRONT"])
+    np.testing.assert_allclose(episode.t[4], 4 * PERIOD + others - DELAYS["CAM_FRONT"], atol=2e-6)
+    assert (np.diff(episode.t) > 0).all()
