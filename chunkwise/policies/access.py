@@ -18,7 +18,8 @@ MIN_TOKEN = 16
 """Characters of a token."""
 SCHEME = "Api-Key "
 """How openpi-client sends its api_key, in the header Authorization."""
-THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+THIS_MACHINE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+"""The last is what openpi's client takes where no host is named; a connection to it stays on this machine."""
 
 Refusal = tuple[http.HTTPStatus, str]
 

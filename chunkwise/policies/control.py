@@ -14,13 +14,14 @@ import concurrent.futures
 import dataclasses
 import functools
 import inspect
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Float64
 
 from chunkwise.errors import ConfigError, DataError, NonFiniteError, one_line
 from chunkwise.policies.bounds import require_finite
@@ -31,6 +32,8 @@ from chunkwise.policies.spec import Spec
 
 LATE = 0.01
 """Share of a period by which a command may pass the step's end without being called late."""
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Sent by service managers, `docker stop` and `timeout`, and where a terminal is closed."""
 Observation = Mapping[str, Any]
 Person = Callable[[Observation], np.ndarray | None]
 """Gives the action of a person who has taken over, and None while nobody has."""
@@ -48,7 +51,7 @@ class Robot(Protocol):
         ...
 
     def act(self, action: Float32[np.ndarray, " a"]) -> None:
-        """Commands an action, and returns at once."""
+        """Commands an action, and returns at once. The array is the robot's to change: nobody reads it after this."""
         ...
 
     def stop(self) -> None:
@@ -150,8 +153,21 @@ class Limits:
                 raise NonFiniteError(f"Limits.speed: the robot's joints are {before}, from which no speed can be told")
             # Last, so that a joint which is measured beyond the range is led back at this speed, and not in one step.
             wide = np.clip(wide, before - self.speed * seconds, before + self.speed * seconds)
-        limited = wide.astype(np.float32)
+        limited = self._rounded(wide)
         return limited, not np.array_equal(limited, action)
+
+    def _rounded(self, wide: Float64[np.ndarray, " a"]) -> Float32[np.ndarray, " a"]:
+        """In float32, which rounds 2.9 to more than 2.9: what lies within the range stays within it.
+
+        A range in which there is no number of float32 gives the nearest one.
+        """
+        near = wide.astype(np.float32)
+        out = near
+        for limit, sign in ((self.low, -1.0), (self.high, 1.0)):
+            if limit is not None:
+                beyond = (sign * near.astype(np.float64) > sign * limit) & (sign * wide <= sign * limit)
+                out = np.where(beyond, np.nextafter(near, np.float32(-sign * np.inf)), out)
+        return np.where(np.clip(out, self.low, self.high) == out, out, near)
 
 
 def in_a_thread(call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
@@ -166,6 +182,43 @@ def in_a_thread(call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
 
     threading.Thread(target=work, name="inference", daemon=True).start()
     return answer
+
+
+class _Signalled(SystemExit):
+    """A signal that ends the program, raised where the robot is still to be stopped."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
+class _Signals:
+    """While it is entered, in the main thread, signals that would end the program raise _Signalled: the first of them,
+    and none any more once they are held back."""
+
+    def __init__(self) -> None:
+        self.caught: int | None = None
+        self._held = False
+        main = threading.current_thread() is threading.main_thread()
+        self._ours = [each for each in ENDING if main and signal.getsignal(each) is signal.SIG_DFL]
+
+    def __enter__(self) -> Self:
+        for each in self._ours:
+            signal.signal(each, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._ours:
+            signal.signal(each, signal.SIG_DFL)
+
+    def hold(self) -> None:
+        """Only remembers what comes from now on: a robot that is being stopped is not interrupted."""
+        self._held = True
+
+    def _take(self, number: int, _: Any) -> None:
+        first, self.caught = self.caught is None, number if self.caught is None else self.caught
+        if first and not self._held:
+            raise _Signalled(number)
 
 
 class Control:
@@ -239,6 +292,9 @@ class Control:
     def run(self, steps: int, *, done: Callable[[Observation], bool] = lambda observation: False) -> RobotEpisode:
         """Drives the robot for an episode, and stops it.
 
+        In the main thread SIGTERM and SIGHUP, unless the program handles them itself, stop the robot too, and then end
+        the program as they would have (SystemExit, 128 plus the signal's number).
+
         Args:
           steps: At most.
           done: Told what is seen before each step; true ends the episode.
@@ -253,22 +309,29 @@ class Control:
         self._plan = Plan(self._execution)
         self._unwanted, self._failed = self._answer is not None, 0
         self.episode = episode = RobotEpisode(rate_hz=self._rate, joints=self._joints)
-        try:
-            if steps < 1:
-                raise ConfigError(f"steps is {steps}; expected at least 1")
-            self._drive(episode, steps, done)
-        except KeyboardInterrupt:
-            episode.ended, episode.reason = "interrupted", "Ctrl-C"
-        except BaseException as error:
-            episode.ended, episode.reason = "error", one_line(error)
-            raise
-        finally:
-            self._robot.stop()
+        with _Signals() as signals:
+            try:
+                if steps < 1:
+                    raise ConfigError(f"steps is {steps}; expected at least 1")
+                self._drive(episode, steps, done)
+            except KeyboardInterrupt:
+                episode.ended, episode.reason = "interrupted", "Ctrl-C"
+            except _Signalled as stop:
+                episode.ended, episode.reason = "interrupted", stop.name
+                raise
+            except BaseException as error:
+                episode.ended, episode.reason = "error", one_line(error)
+                raise
+            finally:
+                signals.hold()
+                self._robot.stop()
+        if signals.caught is not None:  # it came while the robot was stopped
+            raise _Signalled(signals.caught)
         return episode
 
     def _drive(self, episode: RobotEpisode, steps: int, done: Callable[[Observation], bool]) -> None:
         """The loop; sets how the episode ended."""
-        tick = alive = self._clock.now()
+        start = tick = alive = self._clock.now()
         number, by_person = 0, False
         before: np.ndarray | None = None
         while len(episode) < steps:
@@ -292,7 +355,7 @@ class Control:
             if action is not None and np.isfinite(action).all():
                 known = episode.measured(observation) if before is None else before
                 action, limited = self._limits.apply(action, known, self._period)
-                self._robot.act(action)
+                self._robot.act(action.copy())
                 episode.add(number, observation, action, person=by_person)
                 episode.limited += limited
                 before, alive = action, self._clock.now()
@@ -303,9 +366,8 @@ class Control:
             if over > LATE * self._period:  # what was lost is not caught up with
                 episode.missed += len(episode) > 0
                 tick += over
-                number += round(over / self._period)
-            number += 1
             tick += self._period
+            number = max(number + 1, round((tick - start) / self._period))
         episode.ended = "steps"
 
     def _by_policy(self, observation: Observation, tick: float) -> Float32[np.ndarray, " a"] | None:

@@ -99,6 +99,11 @@ class Policy(abc.ABC, Generic[Request]):
         """What goes in and comes out."""
 
     @property
+    def entries(self) -> frozenset[str] | None:
+        """Names of what an observation may bring, a/b for b inside of a; None where others may be read as well."""
+        return frozenset(self.spec.observation)
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """What a client should know, as plain values."""
         horizon, width = self.spec.actions.shape

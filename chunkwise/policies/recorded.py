@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from jaxtyping import Float32
 
-from chunkwise.data.images import encode_jpeg, require_uint8
+from chunkwise.data.images import MAX_JPEG_SIDE, encode_jpeg, require_uint8
 from chunkwise.errors import ConfigError, DataError, one_line
 from chunkwise.files.aloha_hdf5 import write_array, write_jpegs
 from chunkwise.files.durable import make_folders, scratch_file
@@ -156,10 +156,12 @@ class RobotEpisode:
           overwrite: Replaces a file that is there.
 
         Raises:
-          ConfigError: The file exists; the episode can still be saved under another name.
+          ConfigError: The file exists, or success is no label; the episode can still be saved.
           DataError: Nothing was executed, or observations had neither state nor qpos.
         """
         path = Path(path)
+        if not isinstance(success, bool | np.bool_ | None):
+            raise ConfigError(f"success is {success!r}; expected True, False, or None where nobody judged")
         if not overwrite and os.path.lexists(path):
             raise ConfigError(f"{path} exists; save the episode under another name, or with overwrite=True")
         if not self.actions:
@@ -210,6 +212,9 @@ class RobotEpisode:
                     raise DataError(f"{key}: expected a camera's name once in an observation, found {name} twice")
                 images[name] = channels_last(x)
                 require_uint8(images[name], name)
+                if max(images[name].shape[:2]) > MAX_JPEG_SIDE:
+                    shape = list(images[name].shape)
+                    raise DataError(f"{key}: expected sides of up to {MAX_JPEG_SIDE}, as JPEG has, found {shape}")
             elif x.ndim == 0 and x.dtype.kind in "fiu":
                 singles[key] = x
             elif x.ndim == 1 and x.dtype.kind in "fiu" and (x.size or name in STATES):

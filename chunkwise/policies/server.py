@@ -19,7 +19,7 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
-from chunkwise.errors import DataError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.policies.access import Access
 from chunkwise.policies.policy import Policy, Prepared
 from chunkwise.policies.wire import MessageError, pack, rename, unpack
@@ -121,6 +121,19 @@ class Batcher:
         self._device.shutdown(wait=False, cancel_futures=True)
 
 
+def _require_read(policy: Policy[Any], names: Mapping[str, str]) -> None:
+    """Raises ConfigError for entries that would be renamed into what the policy does not read: a camera, once misspelt,
+    would be as one that is off."""
+    entries = policy.entries
+    if entries is None:
+        return
+    known = {"seed", *policy.options, *entries}
+    above = {name[:place] for name in entries for place, letter in enumerate(name) if letter == "/"}
+    if wrong := sorted(set(names.values()) - known - above):
+        listed = ", ".join(sorted(known))
+        raise ConfigError(f"--rename: expected names that the policy reads, {listed}, found {', '.join(wrong)}")
+
+
 class PolicyServer:
     """Answers a number of clients, each request with its own actions or with an error."""
 
@@ -145,8 +158,9 @@ class PolicyServer:
           access: By default whoever is on this machine and no browser.
 
         Raises:
-          ConfigError: If the policy has no such option, or not with this value.
+          ConfigError: If the policy has no such option, or not with this value, or reads no entry of such a name.
         """
+        _require_read(policy, names or {})
         self._options: dict[str, Any] = dict(options or {})
         policy.prepare(policy.example(), draw=(0,), by_spec=True, **self._options)
         policy.compile(batch_sizes)

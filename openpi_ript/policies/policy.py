@@ -158,6 +158,12 @@ class Policy(policy.Policy[Prepared]):
         return cls(config, params, stats, step=step, seed=seed, allow_code=trusted, dtype=dtype)
 
     @property
+    def entries(self) -> frozenset[str] | None:
+        """See Policy; with the names of the robot's own client, and None with an adapter that names none."""
+        own, theirs = super().entries, self._to_openpi.adapter.entries
+        return None if own is None or theirs is None else own | theirs
+
+    @property
     def spec(self) -> Spec:
         """Cameras, state and prompt; actions absolute, as in the dataset."""
         data, robot = self.config.data, self.config.data.robot

@@ -35,6 +35,11 @@ class Adapter:
     """What clients are told beside the spec."""
 
     @property
+    def entries(self) -> frozenset[str] | None:
+        """Names that `observation` reads beside ours, a/b for b inside of a; None where it may read any."""
+        return frozenset[str]() if type(self).observation is Adapter.observation else None
+
+    @property
     def same_numbers(self) -> bool:
         """Whether `state`, `action` and `acted` are Adapter's, which give what they are given."""
         own = type(self)
@@ -97,6 +102,11 @@ class Named(Adapter):
     optional: tuple[str, ...] = ()
     """Cameras that an observation may lack, and that are then masked."""
 
+    @property
+    def entries(self) -> frozenset[str] | None:
+        """See Adapter."""
+        return frozenset((*self.state_keys, *self.camera_keys.values()))
+
     def observation(self, sent: Mapping[str, Any], cameras: Sequence[str]) -> Mapping[str, Any]:
         """See Adapter; as openpi's server does it."""
         sent = nested(sent, "image")
@@ -110,7 +120,9 @@ class Named(Adapter):
             if not isinstance(given, Mapping):
                 raise DataError(f"image: expected a dict by camera, found {type(given).__name__}")
             read["image"] = {name: self._image(flat, name) for name in cameras if name not in given}
-            read["image"] |= {name: x if x is None else as_bytes(x, name) for name, x in given.items()}
+            # A camera that the policy does not see may be of any kind.
+            images = {key: as_bytes(x, key) if key in cameras and x is not None else x for key, x in given.items()}
+            read["image"] |= images
         if "prompt" in flat:
             read["prompt"] = _words(flat["prompt"])
         return read

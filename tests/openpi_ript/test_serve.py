@@ -303,6 +303,21 @@ def test_an_entry_is_renamed_once(pairs: list[str], message: str, capsys: pytest
     assert f"--rename: expected {message}" in capsys.readouterr().err
 
 
+def test_an_entry_is_renamed_to_what_the_policy_reads(
+    acting: Policy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A misspelt camera was one that is off, for every client, without a word."""
+    monkeypatch.setattr("chunkwise.policies.serve.load_policy", lambda *_, **__: acting)
+    for pair in ("wrist=image/left_wrist_O_rgb", "task=promt", "qpos=stat", "a=state/b"):
+        assert serve.main(["run", "--rename", pair, "--port", "99999"]) == 64
+        said = capsys.readouterr().err
+        assert f"found {pair.partition('=')[2]}" in said
+        assert "image/left_wrist_0_rgb" in said
+    for pair in ("wrist=image/left_wrist_0_rgb", "all=image", "task=prompt", "scale=guidance_scale"):
+        assert serve.main(["run", "--rename", pair, "--port", "99999"]) == 64
+        assert "cannot listen" in capsys.readouterr().err, "it got as far as its port"
+
+
 def test_an_address_that_is_none_ends_with_a_message(
     acting: Policy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -30,7 +30,9 @@ def test_a_page_of_a_browser_is_let_in_if_it_is_named():
     assert status(named, ("Origin", "http://localhost:3000"), ("Origin", "http://b")) is HTTPStatus.FORBIDDEN
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:9000", "[::1]:8000", "[::1]"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:9000", "[::1]:8000", "[::1]", "0.0.0.0:8000"]
+)
 def test_names_of_this_machine(host: str):
     assert status(Access(), host=host) is None
 

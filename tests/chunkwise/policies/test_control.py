@@ -1,6 +1,8 @@
 """The loop of a robot on a clock of its own: nothing here waits, and nothing is timed."""
 
 import concurrent.futures
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -269,6 +271,101 @@ def test_missed_deadlines_are_counted_and_not_caught_up_with() -> None:
     assert [time for time, _ in arm.commands] == [0.25, 0.5, 0.75, 1.0]
     assert (episode.missed, episode.ended) == (4, "steps")
     assert episode.ticks == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ticks"),
+    # By hand, in periods of 1/8 s: step k begins after 1.4 k, or 1.6 k, of them, rounded; of two equal ones the later.
+    [(1.4 / RATE, [0, 1, 3, 4, 6, 7, 8, 10, 11, 13]), (1.6 / RATE, [0, 2, 3, 5, 6, 8, 10, 11, 13, 14])],
+)
+def test_a_step_is_where_the_clock_stands(seconds: float, ticks: list[int]) -> None:
+    control, *_ = made(0.0, seconds=seconds)
+    episode = control.run(10)
+    assert episode.ticks == ticks
+    assert episode.missed == 10
+
+
+def test_a_robot_may_convert_its_command_in_place() -> None:
+    """Limits and recording are of what was commanded, not of what became of it."""
+    control, arm, policy, _ = made(limits=Limits(speed=np.full(2, 0.8)))
+
+    class Degrees(Arm):
+        def act(self, action: np.ndarray) -> None:
+            super().act(action)
+            action *= 57.3
+
+    robot = Degrees(arm.clock)
+    control._robot = robot
+    policy.chunk = lambda number: np.full((6, 2), 0.5, np.float32)
+    episode = control.run(8)
+    steps = np.minimum(0.1 * np.arange(1, 9), 0.5)
+    np.testing.assert_allclose(robot.actions, np.stack([steps, steps], 1), atol=1e-6)
+    np.testing.assert_allclose(np.stack(episode.actions), robot.actions, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [2.9, 0.1, 0.7, 1e-7, -0.3, 1 / 3])
+def test_a_limit_holds_to_the_last_bit(limit: float) -> None:
+    """float32(2.9) is 2.9000000953674316."""
+    action = np.array([np.sign(limit) * 5, 0.0], np.float32)
+    low, high = sorted((limit, -np.sign(limit) * 4.0))
+    limited, changed = Limits(low=np.full(2, low), high=np.full(2, high)).apply(action, None, 0.1)
+    assert changed
+    assert low <= float(limited[0]) <= high
+    np.testing.assert_allclose(limited[0], limit, rtol=1e-6)
+    assert limited.dtype == np.float32
+
+
+def test_a_limit_without_a_number_between_gives_the_nearest() -> None:
+    limited, _ = Limits(low=np.array([0.1]), high=np.array([0.1])).apply(np.ones(1, np.float32), None, 0.1)
+    assert limited.tolist() == [np.float32(0.1)]
+    inside = np.array([0.1, 2.9], np.float32)
+    same, changed = Limits(low=np.zeros(2), high=np.full(2, 4.0)).apply(inside, None, 0.1)
+    assert (same.tolist(), changed) == (inside.tolist(), False)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_that_ends_the_program_stops_the_robot_first(name: str) -> None:
+    number = signal.Signals[name]
+    control, arm, _, _ = made()
+    arm.then = lambda count: os.kill(os.getpid(), number) if count == 3 else None
+    with pytest.raises(SystemExit) as ended:
+        control.run(9)
+    assert ended.value.code == 128 + number
+    assert (control.episode.ended, control.episode.reason, arm.stops) == ("interrupted", name, 1)
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_signal_does_not_interrupt_the_stopping() -> None:
+    class Slow(Arm):
+        def stop(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            super().stop()
+
+    control, arm, _, _ = made()
+    robot = Slow(arm.clock)
+    control._robot = robot
+    with pytest.raises(SystemExit) as ended:
+        control.run(5)
+    assert (ended.value.code, robot.stops, control.episode.ended) == (143, 1, "steps")
+
+
+def test_a_program_s_own_handling_of_signals_is_left_alone() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        control, arm, _, _ = made()
+        arm.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count == 3 else None
+        assert control.run(9).ended == "steps"
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_beside_the_main_thread_no_signal_is_touched() -> None:
+    control, *_ = made()
+    assert in_a_thread(lambda: control.run(5).ended).result(10) == "steps"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(("share", "missed"), [(1.004, 0), (1.016, 4)])
