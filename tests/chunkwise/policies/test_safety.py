@@ -1,0 +1,116 @@
+"""What keeps a robot safe: limits to the last bit, commands that drivers change, signals that end the program."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from chunkwise.errors import NonFiniteError
+from chunkwise.policies.control import Limits, in_a_thread
+from tests.chunkwise.policies.test_control import Arm, Numbered, made
+
+
+def test_a_robot_may_convert_its_command_in_place() -> None:
+    """Limits and recording are of what was commanded, not of what became of it."""
+    control, arm, policy, _ = made(limits=Limits(speed=np.full(2, 0.8)))
+
+    class Degrees(Arm):
+        def act(self, action: np.ndarray) -> None:
+            super().act(action)
+            action *= 57.3
+
+    robot = Degrees(arm.clock)
+    control._robot = robot
+    policy.chunk = lambda number: np.full((6, 2), 0.5, np.float32)
+    episode = control.run(8)
+    steps = np.minimum(0.1 * np.arange(1, 9), 0.5)
+    np.testing.assert_allclose(robot.actions, np.stack([steps, steps], 1), atol=1e-6)
+    np.testing.assert_allclose(np.stack(episode.actions), robot.actions, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [2.9, 0.1, 0.7, 1e-7, -0.3, 1 / 3])
+def test_a_limit_holds_to_the_last_bit(limit: float) -> None:
+    """float32(2.9) is 2.9000000953674316."""
+    action = np.array([np.sign(limit) * 5, 0.0], np.float32)
+    low, high = sorted((limit, -np.sign(limit) * 4.0))
+    limited, changed = Limits(low=np.full(2, low), high=np.full(2, high)).apply(action, None, 0.1)
+    assert changed
+    assert low <= float(limited[0]) <= high
+    np.testing.assert_allclose(limited[0], limit, rtol=1e-6)
+    assert limited.dtype == np.float32
+
+
+def test_a_limit_without_a_number_between_gives_the_nearest() -> None:
+    limited, _ = Limits(low=np.array([0.1]), high=np.array([0.1])).apply(np.ones(1, np.float32), None, 0.1)
+    assert limited.tolist() == [np.float32(0.1)]
+    inside = np.array([0.1, 2.9], np.float32)
+    same, changed = Limits(low=np.zeros(2), high=np.full(2, 4.0)).apply(inside, None, 0.1)
+    assert (same.tolist(), changed) == (inside.tolist(), False)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_that_ends_the_program_stops_the_robot_first(name: str) -> None:
+    number = signal.Signals[name]
+    control, arm, _, _ = made()
+    arm.then = lambda count: os.kill(os.getpid(), number) if count == 3 else None
+    with pytest.raises(SystemExit) as ended:
+        control.run(9)
+    assert ended.value.code == 128 + number
+    assert (control.episode.ended, control.episode.reason, arm.stops) == ("interrupted", name, 1)
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_signal_does_not_interrupt_the_stopping() -> None:
+    class Slow(Arm):
+        def stop(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            super().stop()
+
+    control, arm, _, _ = made()
+    robot = Slow(arm.clock)
+    control._robot = robot
+    with pytest.raises(SystemExit) as ended:
+        control.run(5)
+    assert (ended.value.code, robot.stops, control.episode.ended) == (143, 1, "steps")
+
+
+def test_a_program_s_own_handling_of_signals_is_left_alone() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        control, arm, _, _ = made()
+        arm.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count == 3 else None
+        assert control.run(9).ended == "steps"
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_beside_the_main_thread_no_signal_is_touched() -> None:
+    control, *_ = made()
+    assert in_a_thread(lambda: control.run(5).ended).result(10) == "steps"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_joints_that_are_nan_are_no_measure_of_speed() -> None:
+    limits = Limits(low=np.ones(2), speed=np.ones(2))
+    action = np.zeros(2, np.float32)
+    assert limits.apply(action, np.array([0.5, 1.5]), 0.5)[0].tolist() == [1.0, 1.0]
+    with pytest.raises(NonFiniteError, match=r"joints are \[ 0\. nan\]"):
+        limits.apply(action, np.array([0.0, np.nan]), 0.5)
+
+
+def test_a_joint_beyond_the_range_is_led_back_at_the_allowed_speed() -> None:
+    """1 unit a second is 1/8 a step: from 1.5 and -1.25 the range of -1 to 1 is four steps and two steps away."""
+
+    class Outward(Numbered):
+        def chunk(self, number: int) -> np.ndarray:
+            return np.array([[2.0, -2.0]] * self.horizon, np.float32)
+
+    limits = Limits(low=np.full(2, -1.0), high=np.ones(2), speed=np.ones(2))
+    control, arm, _, _ = made(limits=limits, policy=Outward())
+    arm.qpos[:] = [1.5, -1.25]
+    control.run(5)
+    assert arm.actions == [[1.375, -1.125], [1.25, -1.0], [1.125, -1.0], [1.0, -1.0], [1.0, -1.0]]
