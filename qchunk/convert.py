@@ -73,7 +73,8 @@ def detect(source: Path) -> Format:
         )
     raise DataError(
         f"{source}: expected a robomimic or D4RL HDF5 file, an OGBench .npz file, or a LeRobot folder with "
-        "meta/info.json, found none of them. A folder of ALOHA HDF5 episodes needs no conversion"
+        "meta/info.json, found none of them. A folder of ALOHA HDF5 episodes, or of .npz files (--data.format "
+        "ogbench_npz), needs no conversion"
     )
 
 
@@ -153,7 +154,8 @@ def _widths(recording: Recording) -> dict[str, str]:
     """What all episodes of a dataset must share, in words."""
     arrays = {"observation": recording.observation, "action": recording.action, **recording.extra}
     found = {name: f"{x.shape[1]} dimensions" for name, x in arrays.items()}
-    outcome = {"reward": recording.reward, "terminated": recording.terminated, "success": recording.success}
+    # Not `terminated`: where rewards say how episodes end, those that were cut off may say it and successes not.
+    outcome = {"reward": recording.reward, "success": recording.success}
     return found | {name: "present" for name, x in outcome.items() if x is not None}
 
 

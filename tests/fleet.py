@@ -77,7 +77,7 @@ def processes(words: str) -> dict[int, int]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if words in (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode():
+            if words.encode() in (folder / "cmdline").read_bytes().replace(b"\0", b" "):  # of any bytes
                 found[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
     return found
 

@@ -16,7 +16,8 @@ from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.errors import ConfigError
 from chunkwise.files.links import Bounds
 from qchunk.converters.recording import ConvertSettings, Images, Reading, Recording, wrong_names
-from qchunk.data.readers.lerobot import DEFAULT_KEYS, KEYS, OUTCOME, arrays_of, ends_by_rewards, problems_of
+from qchunk.data.conventions import ends_by_rewards
+from qchunk.data.readers.lerobot import DEFAULT_KEYS, KEYS, OUTCOME, arrays_of, problems_of
 
 
 class LeRobotReader:

@@ -57,7 +57,7 @@ class OgbenchReader:
             observation=as_float32(rows["observations"]),
             action=as_float32(rows["actions"]),
             reward=rows["rewards"].reshape(-1).astype(np.float64) if "rewards" in rows else None,
-            terminated=None if mask is None else mask == 0,
+            terminated=None if mask is None or "rewards" not in rows else mask == 0,
             extra=extra,
             attributes={"observation_keys": ["observations"]},
         )

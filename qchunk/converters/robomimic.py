@@ -10,6 +10,7 @@ Source: https://robomimic.github.io/docs/datasets/overview.html. `dones` is 1 wh
 (done_mode 0), in the last frame (1), or both (2).
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from qchunk.converters.recording import (
     check_arrays,
     concatenate,
 )
-from qchunk.data.conventions import SUCCESS_REWARD, terminations
+from qchunk.data.conventions import SUCCESS_REWARD, ends_by_rewards, terminations
 from qchunk.data.readers.aloha import natural_order
 from qchunk.data.readers.hdf5 import (
     UNREADABLE,
@@ -125,6 +126,9 @@ class RobomimicReader:
         if reward is not None and done is not None:
             solved = bool(reward[-1] >= SUCCESS_REWARD)
             terminated = terminations(done, solved=solved, final_done=self._settings.final_done)
+            last_alone = bool(done[-1]) and not done[:-1].any()
+            if last_alone and self._settings.final_done == "time_limit" and self._ends_by_rewards:
+                terminated = None
         filters = [key for key, demos in sorted(self._masks.items()) if demo in demos]
         attributes: dict[str, Any] = {"observation_keys": list(self._keys), "filter_keys": filters}
         if "env_name" in self._env_args:
@@ -139,6 +143,15 @@ class RobomimicReader:
             images=self._images(group) if self._cameras else None,
         )
         return Reading(recording=recording)
+
+    @functools.cached_property
+    def _ends_by_rewards(self) -> bool:
+        """See `ends_by_rewards`; of rewards that are bad, `read` tells."""
+        found = [
+            read_numbers(self._file, "rewards", demo, group=f"data/{demo}", vector=True, needed=False)
+            for demo in self._demos
+        ]
+        return ends_by_rewards(x.astype(np.float64) for x in found if isinstance(x, np.ndarray) and x.size)
 
     def _read_masks(self) -> dict[str, list[str]]:
         masks: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """What the rewards in a dataset's files mean: which reward ends an episode as a success, and that all files agree."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,18 @@ MOST_VALUES = 16
 
 SUCCESS_REWARD = 1.0
 """Reward of a solved task in robosuite, robomimic and LeRobot's simulated sets, shaped rewards included."""
+
+
+def ends_by_rewards(rewards: Iterable[Float64[np.ndarray, " T"] | None]) -> bool:
+    """Whether the rewards of a dataset say where episodes end, and a done in the last frame only that they do.
+
+    They do where all are -1, say, until success, then 0: no reward tells a success by being 1 or more.
+
+    Args:
+      rewards: Of each episode; None where it has none.
+    """
+    known = [one for one in rewards if one is not None]
+    return bool(known) and all(one.max() <= 0 for one in known) and any(one.min() < 0 for one in known)
 
 
 def terminations(
@@ -99,6 +111,8 @@ def convention_problems(reports: Sequence[EpisodeReport]) -> list[Problem]:
     Args:
       reports: Of the episodes that the run takes, with the rewards of their files.
     """
+    if mixed := _width_problems(reports):
+        return mixed
     kinds: dict[str, list[EpisodeReport]] = {}
     sparse = _values([report for report in reports if report.rewards is not None]) is not None
     for report in reports:
@@ -119,6 +133,25 @@ def convention_problems(reports: Sequence[EpisodeReport]) -> list[Problem]:
         if kind != usual
         for report in members
     ]
+
+
+def _width_problems(reports: Sequence[EpisodeReport]) -> list[Problem]:
+    """Finds sparse rewards that some files have in 32 bits, and others in 64: 0.1 would be two rewards, of which one is
+    that of success."""
+    stored: dict[float, dict[float, list[EpisodeReport]]] = {}
+    for report in reports:
+        if report.rewards is not None and len(report.rewards.values) <= MOST_VALUES:
+            for value in report.rewards.values:
+                stored.setdefault(float(np.float32(value)), {}).setdefault(value, []).append(report)
+    found: dict[str, Problem] = {}
+    for single, values in stored.items():
+        for value, members in values.items() if len(values) > 1 else ():
+            if value == single:
+                continue
+            expected = f"{single!r}, as 32 bits hold it and other files have it: write all rewards in one width"
+            for report in members:
+                found[report.id] = Problem(file=report.id, key="/reward", expected=expected, found=repr(value))
+    return list(found.values())
 
 
 def _kind(report: EpisodeReport, *, sparse: bool) -> str | None:

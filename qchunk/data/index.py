@@ -291,7 +291,10 @@ def format_of(root: Path) -> Literal["aloha_hdf5", "ogbench_npz", "lerobot"]:
     """Returns the data.format of a folder or file, by what it holds."""
     if is_lerobot(root):
         return "lerobot"
-    return "ogbench_npz" if root.suffix == ".npz" or any(root.glob("*.npz")) else "aloha_hdf5"
+    if root.suffix.lower() == ".npz":
+        return "ogbench_npz"
+    episodes = (path for path in root.rglob("*") if path.suffix.lower() in (".hdf5", ".h5"))
+    return "ogbench_npz" if any(root.glob("*.[nN][pP][zZ]")) and not any(episodes) else "aloha_hdf5"
 
 
 def is_lerobot(root: Path) -> bool:

@@ -12,6 +12,7 @@ from jaxtyping import Int64
 from chunkwise.data.episodes import Episode
 from chunkwise.errors import ConfigError, DataError
 from qchunk.config import QChunkConfig
+from qchunk.data.conventions import MOST_VALUES
 from qchunk.data.dataset import Dataset, load_episode
 from qchunk.data.holdout import held_out
 
@@ -20,6 +21,9 @@ TOLERANCE = 1e-3
 MAX_SHARE = 0.5
 """Share of frames out of reach above which a run is refused that could reach them all: mean_std leaves 95 % or more of
 14 joints out of reach, none all of a robot's that counts in other units; quantile a tenth to a quarter."""
+
+LOOKED_AT = 32
+"""Episodes whose ends are looked at, evenly over the dataset: each is read for it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,14 +67,15 @@ def judge(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
     A run that goes on, and an agent of one's own, which may not clip, are not refused.
 
     Raises:
-      DataError: With data.action_norm none or mean_std most frames are out of reach, or no episode teaches anything. It
-        says what to change.
+      DataError: With data.action_norm none or mean_std most frames are out of reach, or no episode teaches anything, or
+        no success does. It says what to change.
       ConfigError: All chunks of the dataset are partial, and agent.partial_chunks drops them.
     """
     may_refuse = config.agent.factory is None and not config.run.resume
     if may_refuse:
         _require_whole_chunks(config, dataset)
     notes = _judge_single_frames(config, dataset, may_refuse=may_refuse)
+    notes += _judge_ends(config, dataset, may_refuse=may_refuse)
     reach = count(config, dataset)
     if not reach.outside:
         return notes
@@ -104,6 +109,39 @@ def _judge_single_frames(config: QChunkConfig, dataset: Dataset, *, may_refuse: 
     if may_refuse and lost == len(drawn) and (config.online is None or config.online.start > 0):
         raise DataError(
             f"{config.data.path}: {said}. Expected /terminated, 1 where an episode ended, or longer episodes"
+        )
+    return (said,)
+
+
+def _judge_ends(config: QChunkConfig, dataset: Dataset, *, may_refuse: bool) -> tuple[str, ...]:
+    """Returns what a run should say of successes that are rewarded in their last frame alone, where time cut them off:
+    that frame is not trained on. Looks at up to LOOKED_AT episodes, and at sparse rewards alone.
+
+    Raises:
+      DataError: All successes that were looked at are such.
+    """
+    source = dataset.source
+    drawn = np.flatnonzero(~held_out(config.data, source) & source.positives & (source.lengths > 1))
+    places = np.unique(np.linspace(0, len(drawn) - 1, min(len(drawn), LOOKED_AT)).round().astype(np.int64))
+    looked_at = [load_episode(source, index) for index in drawn[places].tolist()]
+    rewards = [episode.reward for episode in looked_at]
+    frames = sum(map(len, rewards))
+    if not rewards or len(np.unique(np.concatenate(rewards))) > min(MOST_VALUES, frames // 2):  # hardly repeats: dense
+        return ()
+    high = max(reward.max() for reward in rewards)
+    solved = [episode for episode in looked_at if episode.reward.max() == high]
+    lost = sum(_is_cut_off(config, episode) and episode.reward[:-1].max() < high for episode in solved)
+    if not lost:
+        return ()
+    said = (
+        f"{lost} of {len(solved)} episodes that reach the highest reward, {high:g} (of {len(looked_at)} looked at), "
+        "reach it in their last frame alone, and neither /terminated nor a state after it says what follows: that "
+        "frame's reward is never trained on"
+    )
+    if may_refuse and lost == len(solved) and (config.online is None or config.online.start > 0):
+        raise DataError(
+            f"{config.data.path}: {said}. Expected 1 in the last frame of /terminated where a success ends an episode, "
+            "or no /terminated at all, or a frame more behind the success"
         )
     return (said,)
 

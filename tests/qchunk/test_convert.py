@@ -42,7 +42,7 @@ def test_formats_are_recognised(tmp_path: Path):
     for path, text in (
         (tmp_path / "none", "there is no such file or folder"),
         (tmp_path / "e.hdf5", r"found \['x'\]"),
-        (tmp_path, "A folder of ALOHA HDF5 episodes needs no conversion"),
+        (tmp_path, "A folder of ALOHA HDF5 episodes, or of .npz files .*, needs no conversion"),
     ):
         with pytest.raises(DataError, match=text):
             detect(path)

@@ -8,7 +8,7 @@ action              the action           next.done      also true where an episo
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from chunkwise.data.walking import crash, walk
 from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
-from qchunk.data.conventions import SUCCESS_REWARD, SuccessRule, terminations
+from qchunk.data.conventions import SUCCESS_REWARD, SuccessRule, ends_by_rewards, terminations
 from qchunk.data.readers.report import EpisodeReport, GoodEpisodes, IndexedEpisodes, report_rewards
 from qchunk.data.relabel import labelled_outcome
 
@@ -88,18 +88,6 @@ def arrays_of(
         terminated=terminated,
         success=None if success is None else bool(success.any()),
     )
-
-
-def ends_by_rewards(rewards: Iterable[Float64[np.ndarray, " T"] | None]) -> bool:
-    """Whether the rewards of a dataset say where episodes end, and a done in the last frame only that they do.
-
-    They do where all are -1, say, until success, then 0: no reward tells a success by being 1 or more.
-
-    Args:
-      rewards: Of each episode; None where it has none.
-    """
-    known = [one for one in rewards if one is not None]
-    return bool(known) and all(one.max() <= 0 for one in known) and any(one.min() < 0 for one in known)
 
 
 def problems_of(table: EpisodeTable) -> tuple[Problem, ...]:

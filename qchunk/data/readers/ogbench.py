@@ -57,7 +57,8 @@ def file_names(root: Path) -> list[str]:
     """
     if root.suffix == ".npz" and root.is_file():
         return [root.name]
-    names = sorted(path.name for path in root.glob("[!.]*.npz") if not path.name.endswith(VALIDATION))
+    names = sorted(path.name for path in root.glob("[!.]*") if path.suffix.lower() == ".npz")
+    names = [name for name in names if not name.lower().endswith(VALIDATION)]
     if not names:
         raise DataError(
             f"data.path: {root} is no .npz file, and no folder of them, which data.format=ogbench_npz expects"
@@ -242,7 +243,8 @@ class OgbenchSource(IndexedEpisodes):
         if self._task is not None:
             reward, terminated = self._task.relabel(arrays["sim_qpos"], arrays.get("button_states"))
         else:
-            terminated = arrays["mask"] == 0 if "mask" in arrays else None
+            # Without a reward the label makes one, and the end with it.
+            terminated = arrays["mask"] == 0 if {"mask", "reward"} <= set(arrays) else None
             reward, terminated = labelled_outcome(
                 arrays.get("reward"), terminated, length, positive, self._success_reward
             )

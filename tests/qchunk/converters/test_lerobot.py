@@ -163,3 +163,26 @@ def test_a_task_that_hdf5_cannot_hold_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match=words):
         convert(root, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_rewards_that_say_where_episodes_end_are_converted_as_training_reads_them(tmp_path: Path):
+    """-1 until success, then 0: successes are done in their last frame alone, others never, or once more than that."""
+    root = lerobot_files.write_v21(tmp_path / "set", lerobot_files.record((4, 5, 6)), storage="image")
+    done = {"dtype": "bool", "shape": [1], "names": None}
+    info_changed(root, lambda features: features.update({"next.done": done}) or features.pop("next.success"))
+    for number, path in enumerate(sorted((root / "data/chunk-000").iterdir())):
+        table = pq.read_table(path).drop_columns(["next.success", "next.reward"])
+        rewards, ends = np.full(len(table), -1.0, np.float32), np.zeros(len(table), bool)
+        if number < 2:
+            rewards[-1], ends[-1] = 0.0, True
+        table = table.append_column("next.reward", pa.array(rewards)).append_column("next.done", pa.array(ends))
+        pq.write_table(table, path)
+    convert(root, tmp_path / "out", settings=settings(images="none"))
+    direct = open_source(DataConfig(path=str(root), format="lerobot"))[0]
+    own = open_source(DataConfig(path=str(tmp_path / "out")))[0]
+    for source in (direct, own):
+        assert [source.load(i).terminated.tolist() for i in range(3)] == [
+            [False, False, False, True],
+            [False] * 4 + [True],
+            [False] * 6,
+        ]

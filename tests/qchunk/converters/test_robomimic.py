@@ -12,10 +12,12 @@ import pytest
 from chunkwise.data.images import decode
 from chunkwise.envs.suites import robomimic as robomimic_env
 from chunkwise.errors import ConfigError
+from qchunk.config import DataConfig
 from qchunk.convert import convert
 from qchunk.converters.robomimic import DEFAULT_KEYS
 from qchunk.data import Pool
 from qchunk.data.conventions import terminations
+from qchunk.data.index import format_of, open_source
 from tests.qchunk.converters.sources import (
     KEYS,
     arrays_of,
@@ -144,6 +146,34 @@ def test_shaped_rewards_give_no_labels(tmp_path: Path):
     convert(write_robomimic(tmp_path / "dense.hdf5", {"demo_0": content}), tmp_path / "out")
     assert "success" not in attributes_of(tmp_path / "out/episode_00000.hdf5")
     assert not arrays_of(tmp_path / "out/episode_00000.hdf5")["terminated"].any()
+
+
+def test_rewards_up_to_0_say_themselves_where_an_episode_ends(tmp_path: Path):
+    """-1 until success, then 0, as Q-chunking's code has them; done is set in each last frame."""
+    demos = {}
+    for number in range(4):
+        content = demo(6, number)
+        content["rewards"] = np.array([-1.0] * 5 + [0.0 if number < 2 else -1.0])
+        content["dones"] = np.array([0] * 5 + [1])
+        demos[f"demo_{number}"] = content
+    source = write_robomimic(tmp_path / "shifted.hdf5", demos)
+    convert(source, tmp_path / "out")
+    assert "terminated" not in arrays_of(tmp_path / "out/episode_00000.hdf5")
+    opened = open_source(DataConfig(path=str(tmp_path / "out")))[0]
+    ends = [opened.load(i).terminated.tolist() for i in range(4)]
+    assert ends == [[False] * 5 + [solved] for solved in (True, True, False, False)]
+    convert(source, tmp_path / "each", settings=settings(final_done="termination"))
+    assert arrays_of(tmp_path / "each/episode_00003.hdf5")["terminated"].tolist() == [False] * 5 + [True]
+
+
+def test_an_npz_beside_episodes_is_no_dataset(tmp_path: Path):
+    """Such as statistics of them; a folder of npz alone is OGBench's, whatever the case of the suffix."""
+    convert(robomimic(tmp_path / "a.hdf5"), tmp_path / "out")
+    np.savez(tmp_path / "out/stats.npz", mean=np.zeros(3))
+    assert format_of(tmp_path / "out") == "aloha_hdf5"
+    (tmp_path / "npz").mkdir()
+    (tmp_path / "npz/A.NPZ").write_bytes((tmp_path / "out/stats.npz").read_bytes())
+    assert format_of(tmp_path / "npz") == "ogbench_npz"
 
 
 def test_the_same_source_gives_the_same_bytes(tmp_path: Path):

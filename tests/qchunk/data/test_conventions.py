@@ -204,3 +204,16 @@ def test_a_path_that_is_itself_called_score_labels(tmp_path: Path, monkeypatch: 
 def test_a_path_nearly_called_score_is_named(tmp_path: Path):
     write(tmp_path / "Score_5/a.hdf5", arrays(4, 0))
     assert "a.hdf5: folder Score_5: expected a folder score_5, found Score_5" in refused(tmp_path / "Score_5")
+
+
+@pytest.mark.parametrize(("value", "mixed", "refused"), [(0.1, True, True), (0.1, False, False), (1.0, True, False)])
+def test_one_reward_in_two_widths_is_two_rewards(tmp_path: Path, value: float, mixed: bool, refused: bool):
+    """float32(0.1) is not 0.1: some successes would end, and others be cut off."""
+    for number in range(4):
+        dtype = np.float32 if mixed and number % 2 else np.float64
+        write(tmp_path / f"episode_{number}.hdf5", arrays(6, number) | {"/reward": np.array([0] * 5 + [value], dtype)})
+    if not refused:
+        assert ends(tmp_path) == [True] * 4
+        return
+    with pytest.raises(DataError, match=r"0\.10000000149.*, as 32 bits hold it .*, found 0\.1"):
+        index.open_source(DataConfig(path=str(tmp_path)))

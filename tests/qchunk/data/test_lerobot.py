@@ -17,7 +17,8 @@ from qchunk import inspect
 from qchunk.config import DataConfig
 from qchunk.convert import convert
 from qchunk.data import compute_norm_stats, make_batches, open_dataset
-from qchunk.data.readers.lerobot import arrays_of, ends_by_rewards, problems_of
+from qchunk.data.conventions import ends_by_rewards
+from qchunk.data.readers.lerobot import arrays_of, problems_of
 from tests import lerobot_files
 from tests.lerobot_files import Recorded
 from tests.qchunk.converters.sources import settings

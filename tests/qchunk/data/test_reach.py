@@ -229,3 +229,48 @@ def test_episodes_of_one_frame_that_time_cut_off_are_said_and_refused_where_all_
 
 
 NOTHING = "nothing is learnt from them"
+
+
+def ended(root: Path, rewards: list[list[float]], terminated: list[int] | None) -> Path:
+    """Episodes with these rewards, and /terminated of 0 but for these in their last frame; None: without it."""
+    for number, reward in enumerate(rewards):
+        content = arrays(len(reward), number) | {"/reward": np.array(reward, np.float32)}
+        if terminated is not None:
+            content["/terminated"] = np.array([*[0] * (len(reward) - 1), terminated[number]], np.float32)
+        write(root / f"episode_{number}.hdf5", content, success=True)
+    return root
+
+
+SPARSE, FAILED = [0.0] * 5 + [1.0], [0.0] * 6
+SHIFTED, SHIFTED_FAILED = [-1.0] * 5 + [0.0], [-1.0] * 6
+
+
+@pytest.mark.parametrize(
+    ("rewards", "terminated", "said"),
+    [
+        ([SPARSE, SPARSE, FAILED, FAILED], [0, 0, 0, 0], "refused 2 of 2"),
+        ([SHIFTED, SHIFTED, SHIFTED_FAILED, FAILED], [0, 0, 0, 0], "2 of 3"),  # frames that are trained on earn 0, too
+        ([SHIFTED, SHIFTED, SHIFTED_FAILED, SHIFTED_FAILED], [0, 0, 0, 0], "refused 2 of 2"),
+        ([SPARSE, SPARSE, FAILED, FAILED], [1, 0, 0, 0], "1 of 2"),
+        ([SPARSE, SPARSE, FAILED, FAILED], [1, 1, 0, 0], None),
+        ([SPARSE, SPARSE, FAILED, FAILED], None, None),  # the highest reward ends an episode there
+        ([[*SPARSE, 1.0], FAILED, FAILED, FAILED], [0, 0, 0, 0], None),  # a frame more
+        ([FAILED] * 4, [0, 0, 0, 0], None),
+    ],
+)
+def test_successes_that_time_cut_off_are_never_trained_on(
+    tmp_path: Path, rewards: list[list[float]], terminated: list[int] | None, said: str | None
+):
+    chosen = config(ended(tmp_path / "set", rewards, terminated), positive_ratio=1.0, action_norm="min_max")
+    opened = data.open_dataset(chosen)
+    refused = said is not None and said.startswith("refused")
+    with (
+        pytest.raises(DataError, match=said.removeprefix("refused ")) if refused and said else contextlib.nullcontext()
+    ):
+        notes = reach.judge(chosen, opened)
+        assert [note.startswith(said) for note in notes if "never trained on" in note] == ([True] if said else [])
+    pool = data.Pool(chosen, 0, 0, dataset=opened)
+    episode, rows = pool.locate(np.arange(len(pool)))
+    trained = pool.training(pool.gather(episode, rows), rows)
+    if refused and rewards[0] is SPARSE:
+        assert not trained["rewards"].any(), "success and failure are the same to the critic"
