@@ -326,9 +326,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"{arguments.run}: expected a run of qchunk; chunkwise evaluate takes any")
         execution = execution_of(arguments.how, arguments.execute, arguments.delay)
         names = ("env", "seed", "how", "execute", "delay", "max_steps", "episodes")
-        settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-        if arguments.episodes == policy.config.eval.final_episodes:
-            del settings["episodes"]
+        config = policy.config
+        own = {"env": config.eval.env, "seed": config.run.seed, "max_steps": config.eval.max_steps}
+        own["episodes"] = config.eval.final_episodes
+        given = {name: getattr(arguments, name) for name in names}
+        settings = {name: value for name, value in given.items() if value is not None and value != own.get(name)}
         out = arguments.out or evaluation.file_of(arguments.run, policy.step, settings)
         prepare_place(out)
         played: dict[int, Rollout] = {}

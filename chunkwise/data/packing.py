@@ -18,9 +18,10 @@ from chunkwise.data.convert import Jobs, Joined, add_job_options, build
 from chunkwise.data.images import require_pixels
 from chunkwise.data.parts import Part
 from chunkwise.data.problems import Problem
-from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, describe_file, is_pack, is_utf8, write_records
+from chunkwise.data.shards import MANIFEST, Encoding, PackSettings, describe_file, is_pack, write_records
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.new_folder import require_outside
+from chunkwise.files.place import is_utf8
 
 FRAMES_PER_SHARD = 4096
 """About 250 MB of JPEG for two cameras at 224."""

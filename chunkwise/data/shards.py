@@ -21,6 +21,7 @@ from chunkwise.errors import DataError
 from chunkwise.files import budget, identity
 from chunkwise.files.identity import Files, content_hash
 from chunkwise.files.links import Bounds
+from chunkwise.files.place import is_utf8
 from chunkwise.files.strict_json import read_json
 
 MANIFEST = "manifest.json"
@@ -67,15 +68,6 @@ def are_cameras(value: Any) -> bool:
         and all(isinstance(name, str) and name for name in value)
         and len(set(value)) == len(value)
     )
-
-
-def is_utf8(path: Path) -> bool:
-    """Whether ArrayRecord can open a path."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_size(value: Any) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.envs.evaluate import Evaluation, compare_evaluations
 from chunkwise.errors import RunError
+from chunkwise.printable import say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,8 +27,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         a, b = Evaluation.load(found.a), Evaluation.load(found.b)
         for name, one, path in (("A", a, found.a), ("B", b, found.b)):
-            print(f"{name}: {path}, step {one.step}" + (f", {one.settings}" if one.settings else ""))
-        print(compare_evaluations(a, b))
+            say(f"{name}: {path}, step {one.step}" + (f", {one.settings}" if one.settings else ""))
+        compared = compare_evaluations(a, b)
+        for name, one in (("A", a), ("B", b)):
+            if len(one.outcomes) > compared.episodes:
+                print(
+                    f"{name}: {one.successes} of {len(one.outcomes)} in all, {one.successes / len(one.outcomes):.1%}; "
+                    f"compared are the {compared.episodes} from initial states that both have"
+                )
+        print(compared)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -167,6 +167,10 @@ class Evaluation:
         """
         tree = read_json(path)
         try:
+            for number, one in enumerate(tree["outcomes"]):
+                if not (isinstance(one, Mapping) and isinstance(one.get("init_hash"), str) and "success" in one):
+                    expected = "an init_hash, which is text, and success"
+                    raise DataError(f"{path}: outcomes[{number}]: expected {expected}, found {one!r:.80}")
             own = {field.name: tree[field.name] for field in dataclasses.fields(cls) if field.name in tree}
             return cls(**(own | {"outcomes": tuple(tree["outcomes"]), "settings": settings_of(tree)}))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -264,18 +268,30 @@ def compare_evaluations(a: Evaluation, b: Evaluation) -> Comparison:
     """Pairs two evaluations by task and initial state; the states that only one of them has are left out.
 
     Where several episodes of one of them begin in the same state, as where an environment always begins alike, those
-    with the same seed are a pair.
+    with the same seed are a pair, one after another. Where one does not say its task, as of a single one, states are
+    told by themselves.
 
     Raises:
       DataError: If they have no initial state in common.
     """
-    counts = [Counter((one.get("task", ""), one["init_hash"]) for one in of.outcomes) for of in (a, b)]
+    tasks = all("task" in outcome for of in (a, b) for outcome in of.outcomes)
 
-    def named(outcome: Mapping[str, Any]) -> tuple[str, str, int | None]:
-        state = (outcome.get("task", ""), outcome["init_hash"])
-        return *state, (outcome["seed"] if max(count[state] for count in counts) > 1 else None)
+    def state(outcome: Mapping[str, Any]) -> tuple[str, str]:
+        return outcome["task"] if tasks else "", outcome["init_hash"]
 
-    of_a, of_b = ({named(outcome): bool(outcome["success"]) for outcome in one.outcomes} for one in (a, b))
+    counts = [Counter(map(state, of.outcomes)) for of in (a, b)]
+
+    def named(of: Evaluation) -> dict[tuple[Any, ...], bool]:
+        found: dict[tuple[Any, ...], bool] = {}
+        seen = Counter[tuple[Any, ...]]()
+        for outcome in of.outcomes:
+            several = max(count[state(outcome)] for count in counts) > 1
+            key = (*state(outcome), outcome.get("seed") if several else None)
+            found[*key, seen[key]] = bool(outcome["success"])
+            seen[key] += 1
+        return found
+
+    of_a, of_b = named(a), named(b)
     shared = [key for key in of_a if key in of_b]
     if not shared:
         raise DataError("expected two evaluations on the same manifest, found no initial state in common")

@@ -29,9 +29,20 @@ def prepare_place(file: Path, option: str = "--out") -> None:
         scratch.unlink()
 
 
+def is_utf8(path: Path) -> bool:
+    """Whether libraries that take text, as ArrayRecord and Orbax do, can open a path."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def require_no_pattern(folder: Path, option: str) -> None:
-    """Raises ConfigError if a folder of runs has *, ? or [ in its path: Orbax finds the parts of a save by a pattern
-    that begins with it, so that each save fails, or takes another run's parts."""
+    """Raises ConfigError if a folder of runs has *, ? or [ in its path, or is no UTF-8: Orbax finds the parts of a save
+    by a pattern that begins with it, so that each save fails, or takes another run's parts, and opens no other path."""
+    if not is_utf8(folder):
+        raise ConfigError(f"{folder}: expected a path in UTF-8, found other bytes; choose another {option}")
     if glob.escape(str(folder)) != str(folder):
         raise ConfigError(
             f"{folder}: expected a folder without *, ? and [ in its path, since no checkpoint can be written into this "

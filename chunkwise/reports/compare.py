@@ -15,6 +15,7 @@ from chunkwise.cli import command
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import write_durably
 from chunkwise.files.place import prepare_place, told_place
+from chunkwise.printable import printable
 from chunkwise.reports import results
 from chunkwise.reports.page import FILM_MIB, page
 from chunkwise.reports.run_record import read_run
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=("text", "markdown", "latex"), default="text", help="of the printed table")
     parser.add_argument("--film-mib", type=int, default=FILM_MIB, metavar="N", help="room for videos in the page, MiB")
     found = parser.parse_args(argv)
-    runs = {name: read_run(path) for name, path in zip(names_of(found.runs), found.runs, strict=True)}
+    names = map(printable, names_of(found.runs))
+    runs = {name: read_run(path) for name, path in zip(names, found.runs, strict=True)}
     if found.html is not None:
         prepare_place(found.html, option="--html")
     rows = results.rows_of_results(runs)

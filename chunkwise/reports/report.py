@@ -18,7 +18,7 @@ from chunkwise.errors import RunError, one_line
 from chunkwise.files.durable import write_durably
 from chunkwise.files.place import prepare_place, told_place
 from chunkwise.files.trouble import SYSTEM
-from chunkwise.printable import say
+from chunkwise.printable import printable, say
 from chunkwise.reports.page import page
 from chunkwise.reports.run_record import read_run
 
@@ -33,7 +33,7 @@ def write_report(run: Path) -> None:
     if not processes.is_primary():
         return
     try:
-        write_durably(run / REPORT, page({run.name: read_run(run)}, beside=run.resolve()))
+        write_durably(run / REPORT, page({printable(run.name): read_run(run)}, beside=run.resolve()))
     except (RunError, *SYSTEM) as error:
         say(f"{run / REPORT}: not written: {one_line(error)}", error=True)
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_place(out)
     while True:
         again = 0 if record.done else found.watch
-        runs = {Path(os.path.abspath(found.run)).name: record}
+        runs = {printable(Path(os.path.abspath(found.run)).name): record}
         whole = page(runs, beside=out.resolve().parent, refresh_s=again)
         with told_place(out):
             write_durably(out, whole)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from chunkwise.printable import printable
 from chunkwise.reports.run_record import Evaluated, RunRecord
 
 FIRST = ("success", "return", "length")
@@ -107,7 +108,7 @@ def texts(rows: Iterable[Row], columns: Sequence[str]) -> list[list[str]]:
         cells = [str(row.cells[name]) if name in row.cells else "" for name in columns]
         lines.append([row.run, row.policy, str(row.step), "" if row.episodes is None else str(row.episodes), *cells])
     empty = [k for k, _ in enumerate(lines[0]) if not any(line[k] for line in lines[1:])]
-    return [[text for k, text in enumerate(line) if k not in empty] for line in lines]
+    return [[printable(text) for k, text in enumerate(line) if k not in empty] for line in lines]
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
@@ -146,31 +147,33 @@ def plain(lines: Sequence[Sequence[str]]) -> str:
 def own_evaluation(record: RunRecord) -> Evaluated | None:
     """Returns the newest of a run's evaluations with the run's own settings, that of the most episodes; else the
     newest; None without any."""
-    return next(iter(_newest(record)), None)
+    return next(iter(newest(record)), None)
 
 
 def own_evaluations_of(a: RunRecord, b: RunRecord) -> tuple[Evaluated, Evaluated] | None:
     """Returns the newest evaluations of two runs that had the same settings; None without any.
 
-    They are the runs' own where these have initial states in common; of several pairs that which has the most.
+    They are the runs' own where these have initial states in common; of several pairs that which has the most of them,
+    also where one was evaluated on more states than its run does, or on those of another seed.
     """
 
     def rank(pair: tuple[Evaluated, Evaluated]) -> tuple[bool, int, int]:
         common = len(pair[0].outcomes.keys() & pair[1].outcomes)
-        return common > 0, -sum(len(one.settings) for one in pair), common
+        return common > 0, -sum(len(_played(one)) for one in pair), common
 
-    pairs = [(one, other) for one in _newest(a) for other in _newest(b) if _played(one) == _played(other)]
+    pairs = [(one, other) for one in newest(a) for other in newest(b) if _played(one) == _played(other)]
     return max(pairs, key=rank, default=None)
 
 
-def _newest(record: RunRecord) -> list[Evaluated]:
-    """Those of the newest step, the run's own first."""
+def newest(record: RunRecord) -> list[Evaluated]:
+    """Returns a run's evaluations of the newest step, its own first."""
     return [one for one in record.evaluations if one.step == record.evaluations[-1].step]
 
 
 def _played(one: Evaluated) -> dict[str, Any]:
-    """The settings of an evaluation that change what happens from an initial state on: all but how many there are."""
-    return {name: value for name, value in one.settings.items() if name != "episodes"}
+    """The settings of an evaluation that change what happens from an initial state on: all but which states these are,
+    which are told by themselves."""
+    return {name: value for name, value in one.settings.items() if name not in ("episodes", "seed")}
 
 
 def success_by_task(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, float]]:
@@ -185,9 +188,11 @@ def success_by_task(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, float]
 
 
 def counts_by_task(record: RunRecord) -> dict[str, tuple[int, int]]:
-    """Returns (successes, episodes) of each task in the newest evaluation's file; empty where it has one task."""
+    """Returns (successes, episodes) of each task in the file of the evaluation that `success_by_task` has the rates of,
+    which is the run's own; empty where it has one task, or is not there."""
     found: dict[str, tuple[int, int]] = {}
-    own = own_evaluation(record)
+    steps = {step for name, (step, _) in record.last("eval").items() if split_name(name)[0] == "policy"}
+    own = next((one for one in record.evaluations if not one.settings and one.step == max(steps, default=-1)), None)
     for (task, _, _), outcome in own.outcomes.items() if own else ():
         won, played = found.get(task, (0, 0))
         found[task] = (won + outcome["success"], played + 1)

@@ -86,11 +86,17 @@ def paired(a: tuple[str, RunRecord], b: tuple[str, RunRecord], chosen: Filmed) -
       chosen: States whose videos the page shows; a mark leads to them.
     """
     evaluations = results.own_evaluations_of(a[1], b[1])
+    names = [text(name) for name, _ in (a, b)]
     if evaluations is None:
-        return ""
+        if not (a[1].evaluations and b[1].evaluations):
+            return ""
+        newest = [results.newest(record)[0].file for record in (a[1], b[1])]
+        return (
+            f'<p class="soft">{names[0]} and {names[1]} have no evaluations of their newest steps with the same '
+            f"settings: {text(newest[0])} and {text(newest[1])} are of other ones.</p>"
+        )
     ours, theirs = evaluations
     states = [state for state in ours.outcomes if state in theirs.outcomes]
-    names = [text(name) for name, _ in (a, b)]
     if not states:
         return f'<p class="soft">{names[0]} and {names[1]} were evaluated on no initial state in common.</p>'
     pairs = [(ours.outcomes[state], theirs.outcomes[state]) for state in states]
@@ -99,10 +105,13 @@ def paired(a: tuple[str, RunRecord], b: tuple[str, RunRecord], chosen: Filmed) -
     marks = "".join(_mark(states[k], pairs[k], chosen.place(states[k])) for k in order)
     counts = (found.both + found.only_a, found.both + found.only_b)
     shares = [f"{n} {share(c, found.episodes)}" for n, c in zip(names, counts, strict=True)]
-    unclear = "" if found.p_value < 0.05 else f"; so many states would show a difference of {found.detectable:.0%}"
+    unclear = "" if found.p_value < 0.05 else f"; {found.shown}"
+    more = [f"{n} was evaluated on {len(one.outcomes)}" for n, one in zip(names, evaluations, strict=True)]
+    apart = any(len(one.outcomes) > len(states) for one in evaluations)
+    both = f" Of {len(states)} states that both have: {'; '.join(more)}." if apart else ""
     films = "; those with a blue edge lead to their videos" if any(chosen.place(state) for state in states) else ""
     return (
-        f"<h3>{names[0]} (upper half) and {names[1]} (lower half), state by state</h3><p>{'; '.join(shares)}. "
+        f"<h3>{names[0]} (upper half) and {names[1]} (lower half), state by state</h3><p>{'; '.join(shares)}.{both} "
         f"Both {found.both}, only {names[0]} {found.only_a}, only {names[1]} {found.only_b}, neither {found.neither}; "
         f"McNemar's exact p = {found.p_value:.3g}{unclear}.</p>"
         f'<div class="states">{marks}</div><p class="soft">{text(ours.file)} and {text(theirs.file)}{films}</p>'

@@ -30,7 +30,7 @@ FLAGS = "evaluations/study_flags.json"
 """Beside it, with which flags."""
 TABLE = "table.json"
 """In the study's folder."""
-MOST_PAIRED = 12
+MOST_PAIRED = 16
 """Seeds of which all choices of signs are gone through."""
 
 
@@ -386,7 +386,7 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
             steps = sorted(points)
             means = [float(np.mean(points[step])) for step in steps]
             label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
-            (line,) = axes.plot(steps, means, marker="o", label=label)
+            (line,) = axes.plot(steps, means, marker="o", label=label.replace("$", r"\$"))  # no formula
             low, high = [min(points[step]) for step in steps], [max(points[step]) for step in steps]
             axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
             few = [i for i, step in enumerate(steps) if len(points[step]) < len(mine)]
@@ -394,7 +394,8 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
                 style = {"marker": "o", "linestyle": "none", "color": line.get_color(), "markerfacecolor": "white"}
                 axes.plot([steps[i] for i in few], [means[i] for i in few], **style, label="_fewer seeds")
     axes.set_xlabel("updates")
-    axes.set_title(f"{study.metric}: mean over seeds, and their range", fontsize=10)
+    metric = study.metric.replace("$", r"\$")
+    axes.set_title(f"{metric}: mean over seeds, and their range", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)  # beside the curves
     with told_place(out), scratch_file(out / "curves.png") as scratch:

@@ -387,7 +387,8 @@ def test_nothing_is_played_for_a_file_that_cannot_be_and_what_was_played_is_prin
         played.append(1)
         return Evaluation(step=4, weights="", outcomes=(outcome,))
 
-    policy = SimpleNamespace(step=4, config=SimpleNamespace(eval=SimpleNamespace(final_episodes=3)))
+    own = SimpleNamespace(final_episodes=3, env=None, max_steps=None)
+    policy = SimpleNamespace(step=4, config=SimpleNamespace(eval=own, run=SimpleNamespace(seed=0)))
     monkeypatch.setattr(evaluate, "load_policy", lambda *_, **__: policy)
     monkeypatch.setattr(evaluate, "QChunkPolicy", SimpleNamespace)
     monkeypatch.setattr(evaluate, "evaluate_run", play)
@@ -423,7 +424,8 @@ def test_what_was_played_is_written_before_its_video(tmp_path: Path, monkeypatch
         filmed.append((env, played, path, count, out.exists()))
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    policy = SimpleNamespace(step=4, config=SimpleNamespace(eval=SimpleNamespace(final_episodes=3, env="own")))
+    own = SimpleNamespace(final_episodes=3, env="own", max_steps=None)
+    policy = SimpleNamespace(step=4, config=SimpleNamespace(eval=own, run=SimpleNamespace(seed=0)))
     monkeypatch.setattr(evaluate, "load_policy", lambda *_, **__: policy)
     monkeypatch.setattr(evaluate, "QChunkPolicy", SimpleNamespace)
     monkeypatch.setattr(evaluate, "evaluate_run", play)

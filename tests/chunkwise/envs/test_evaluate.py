@@ -155,3 +155,32 @@ def test_a_file_that_is_no_evaluation_is_named(tmp_path: Path, text: str) -> Non
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=r"a\.json: expected an evaluation, found"):
         Evaluation.load(tmp_path / "a.json")
+
+
+def test_states_that_only_one_has_are_told_and_repeats_are_not_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where one of the files is of a single task, and says none."""
+
+    def file(name: str, outcomes: list[dict[str, Any]]) -> str:
+        path = tmp_path / name
+        Evaluation(step=1, weights="w", guidance_scale=None, outcomes=tuple(outcomes)).save(path)
+        return str(path)
+
+    def each(wins: list[bool], **more: Any) -> list[dict[str, Any]]:
+        usual = {"length": 3, "reward": 0.0, **more}
+        return [{"seed": k, "init_hash": f"h{k}", "success": won, **usual} for k, won in enumerate(wins)]
+
+    a, b = file("a.json", each([True] * 30 + [False] * 10)), file("b.json", each([False] * 5, task="lift"))
+    assert compare.main([a, b]) == 0
+    said = capsys.readouterr().out
+    assert "A: 30 of 40 in all, 75.0%; compared are the 5 from initial states that both have" in said
+    assert "A: 5 of 5" in said
+    assert "B: 0 of 5 in all" not in said
+    same = [{**one, "seed": 0, "init_hash": "h"} for one in each([True, False, True])]
+    assert compare.main([file("c.json", same), file("d.json", same)]) == 0
+    assert "both 2, only A 0, only B 0, neither 1" in capsys.readouterr().out
+    for wrong in ([3], [{"success": True}], [{"init_hash": "h"}]):
+        (tmp_path / "e.json").write_text(json.dumps({"step": 1, "outcomes": wrong, "settings": {}}))
+        assert compare.main([a, str(tmp_path / "e.json")]) == 65
+        assert "e.json: outcomes[0]: expected an init_hash, which is text, and success" in capsys.readouterr().err

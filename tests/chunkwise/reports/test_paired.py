@@ -30,7 +30,34 @@ def test_too_few_episodes_are_said():
     found = compare(*outcomes(4, 1, 4, 1))
     assert found.p_value == pytest.approx(0.375)
     assert "warning: 10 episodes cannot tell A and B apart" in str(found)
-    assert found.detectable == pytest.approx((1.959964 + 0.841621) * np.sqrt(0.5 / 10), rel=1e-6)
+    assert found.shown in str(found)
+
+
+@pytest.mark.parametrize(
+    ("only_a", "only_b", "states"),
+    [(0, 0, 100), (2, 2, 100), (20, 15, 100), (2, 1, 300), (0, 0, 50), (1, 0, 30), (1, 1, 20), (0, 0, 10)],
+)
+def test_what_so_many_states_show_is_shown_four_times_in_five(only_a: int, only_b: int, states: int):
+    """Played 4,000 times, at the difference that is said and at one a quarter smaller, with scipy's own test."""
+    said = compare(*outcomes(3, only_a, only_b, states - 3 - only_a - only_b)).detectable
+    assert said is not None
+    rng = np.random.default_rng(0)
+    for difference, expected in ((said, True), (0.75 * said, False)):
+        share = max((only_a + only_b) / states, difference)
+        kinds = [(share + difference) / 2, (share - difference) / 2, 1 - share]
+        drawn = rng.multinomial(states, np.clip(kinds, 0, 1), size=4000)
+        pairs, counts = np.unique(drawn[:, :2], axis=0, return_counts=True)
+        tests = [sum(pair) > 0 and binomtest(int(pair[0]), int(sum(pair))).pvalue < 0.05 for pair in pairs]
+        found = float(counts[np.array(tests)].sum()) / 4000
+        assert found == pytest.approx(0.8, abs=0.06) if expected else found < 0.74
+
+
+@pytest.mark.parametrize("states", [1, 3, 5])
+def test_fewer_than_six_states_show_nothing(states: int):
+    """2 / 2^5 is above 0.05."""
+    found = compare([True] * states, [False] * states)
+    assert found.detectable is None
+    assert "no difference, however large, would show" in str(found)
 
 
 def test_only_equal_lists_are_compared():

@@ -88,3 +88,63 @@ def test_parts_of_an_error_come_after_what_is_whole():
     cells = {name: results.Cell(value=1.0) for name in metrics}
     row = results.Row(run="a", policy="policy", step=1, episodes=None, cells=cells)
     assert results.columns_of([row]) == ["success", *metrics[3:5], *metrics[:3]]
+
+
+def measured(folder: Path, *files: tuple[dict[str, Any], int, int], tasks: bool = False, step: int = 20) -> RunRecord:
+    """Reads a run with evaluations of a step: (settings, episodes, of which succeeded the first so many)."""
+    run = write_run(folder, [evaluated(step, 0.5)], won={})
+    for file in (run / "evaluations").iterdir():
+        file.unlink()
+    for settings, episodes, won in files:
+        outcomes: list[dict[str, Any]] = [
+            {"seed": k, "init_hash": f"h{k}", "success": k < won} | ({"task": f"t{k % 2}"} if tasks else {})
+            for k in range(episodes)
+        ]
+        at = settings.get("at", step)
+        settings = {key: value for key, value in settings.items() if key != "at"}
+        tree = {"step": at, "outcomes": outcomes, "settings": settings}
+        name = "-".join([f"step_{at:08d}", *(f"{key}_{value}" for key, value in settings.items())])
+        (run / f"evaluations/{name}.json").write_text(json.dumps(tree))
+    return read_run(run)
+
+
+def test_the_pair_with_the_most_states_is_compared(tmp_path: Path):
+    """As `chunkwise evaluate RUN --episodes 200` adds it, beside the runs' own of 10."""
+    a = measured(tmp_path / "a", ({}, 10, 6), ({"episodes": 200}, 200, 140))
+    b = measured(tmp_path / "b", ({}, 10, 6), ({"episodes": 200}, 200, 110))
+    pair = results.own_evaluations_of(a, b)
+    assert pair is not None
+    assert [(len(one.outcomes), one.successes) for one in pair] == [(200, 140), (200, 110)]
+    assert "Both 110, only a 30, only b 0" in page({"a": a, "b": b}, beside=tmp_path)
+
+
+def test_states_of_another_seed_are_told_by_themselves(tmp_path: Path):
+    """A run of another seed, evaluated on this one's scenes."""
+    a = measured(tmp_path / "a", ({}, 20, 10))
+    c = measured(tmp_path / "c", ({"seed": 0}, 20, 20))
+    assert "Both 10, only a 0, only c 10, neither 0" in page({"a": a, "c": c}, beside=tmp_path)
+
+
+def test_what_is_left_out_of_a_pair_is_said(tmp_path: Path):
+    whole = page(
+        {"a": measured(tmp_path / "a", ({}, 40, 9)), "b": measured(tmp_path / "b", ({}, 10, 10))}, beside=tmp_path
+    )
+    assert "a 9 of 10" in whole
+    assert "Of 10 states that both have: a was evaluated on 40; b was evaluated on 10." in whole
+    late = measured(tmp_path / "c", ({"delay": 4}, 10, 0))
+    whole = page({"a": read_run(tmp_path / "a"), "c": late}, beside=tmp_path)
+    assert "a and c have no evaluations of their newest steps with the same settings" in whole
+    assert "step_00000020-delay_4.json" in whole
+
+
+def test_counts_of_tasks_are_of_the_evaluation_that_the_table_is_of(tmp_path: Path):
+    """Not of one at a later step under a delay, which solved nothing."""
+    files = [({"at": 20}, 10, 10), ({"at": 30, "delay": 4}, 10, 0)]
+    record = measured(tmp_path / "a", *files, tasks=True)
+    assert results.counts_by_task(record) == {"t0": (5, 5), "t1": (5, 5)}
+    assert results.counts_by_task(measured(tmp_path / "b", files[1], tasks=True)) == {}
+
+
+def test_cells_hold_no_escape_sequence():
+    row = results.Row(run="a\x1b[2J", policy="policy", step=1, episodes=None, cells={})
+    assert results.texts([row], [])[1][0] == "a\\x1b[2J"
