@@ -268,7 +268,7 @@ _EXPECTED = {
 }
 
 
-def _matrix_k(numbers: tuple[float, ...]) -> Float64[np.ndarray, "3 3"] | None:
+def _matrix_k(numbers: tuple[float | int, ...]) -> Float64[np.ndarray, "3 3"] | None:
     if len(numbers) == 4:
         fx, fy, cx, cy = numbers
         numbers = (fx, 0.0, cx, 0.0, fy, cy, 0.0, 0.0, 1.0)
@@ -277,7 +277,7 @@ def _matrix_k(numbers: tuple[float, ...]) -> Float64[np.ndarray, "3 3"] | None:
     return matrix if good else None
 
 
-def _matrix_e(numbers: tuple[float, ...]) -> Float64[np.ndarray, "4 4"] | None:
+def _matrix_e(numbers: tuple[float | int, ...]) -> Float64[np.ndarray, "4 4"] | None:
     matrix = np.array(numbers, np.float64).reshape(4, 4)
     rotation = matrix[:3, :3]
     rigid = np.abs(rotation.T @ rotation - np.eye(3)).max() < RIGID_TOLERANCE and np.linalg.det(rotation) > 0

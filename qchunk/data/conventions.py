@@ -138,20 +138,19 @@ def convention_problems(reports: Sequence[EpisodeReport]) -> list[Problem]:
 def _width_problems(reports: Sequence[EpisodeReport]) -> list[Problem]:
     """Finds sparse rewards that some files have in 32 bits, and others in 64: 0.1 would be two rewards, of which one is
     that of success."""
-    stored: dict[float, dict[float, list[EpisodeReport]]] = {}
-    for report in reports:
-        if report.rewards is not None and len(report.rewards.values) <= MOST_VALUES:
-            for value in report.rewards.values:
-                stored.setdefault(float(np.float32(value)), {}).setdefault(value, []).append(report)
-    found: dict[str, Problem] = {}
-    for single, values in stored.items():
-        for value, members in values.items() if len(values) > 1 else ():
-            if value == single:
-                continue
-            expected = f"{single!r}, as 32 bits hold it and other files have it: write all rewards in one width"
-            for report in members:
-                found[report.id] = Problem(file=report.id, key="/reward", expected=expected, found=repr(value))
-    return list(found.values())
+    sparse = [report for report in reports if report.rewards and len(report.rewards.values) <= MOST_VALUES]
+    known = {report.id: report.rewards.values for report in sparse if report.rewards}
+    single = {number: [value for value in values if value == np.float32(value)] for number, values in known.items()}
+    narrow = {value for number, values in known.items() if single[number] == [*values] for value in values if value}
+    found: list[Problem] = []
+    for number, values in known.items():
+        for value in values:
+            near = float(np.float32(value))
+            if value != near and near in narrow and near not in values:
+                expected = f"{near!r}, as 32 bits hold it and other files have it: write all rewards in one width"
+                found.append(Problem(file=number, key="/reward", expected=expected, found=repr(value)))
+                break
+    return found
 
 
 def _kind(report: EpisodeReport, *, sparse: bool) -> str | None:

@@ -2,13 +2,23 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from chunkwise.errors import NonFiniteError
-from chunkwise.policies.control import Limits, in_a_thread
+from chunkwise.policies.control import ENDING, Limits, in_a_thread
 from tests.chunkwise.policies.test_control import Arm, Numbered, made
+
+
+@pytest.fixture(autouse=True)
+def unhandled() -> Iterator[None]:
+    """Signals as a program finds them; what nohup began ignores SIGHUP."""
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in ENDING}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 def test_a_robot_may_convert_its_command_in_place() -> None:
