@@ -228,7 +228,7 @@ class NuscenesConverter:
                 left.append(row)
         for (index, _), (_, row) in sorted(nearest.items()):
             groups[index].append(row)
-        return sorted([*groups, *self._without_front(left)], key=self._time)
+        return [*groups, *self._without_front(left)]
 
     def _without_front(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Groups of images that belong to no CAM_FRONT image, one after another.
