@@ -311,19 +311,21 @@ class Control:
         self.episode = episode = RobotEpisode(rate_hz=self._rate, joints=self._joints)
         with _Signals() as signals:
             try:
-                if steps < 1:
-                    raise ConfigError(f"steps is {steps}; expected at least 1")
-                self._drive(episode, steps, done)
-            except KeyboardInterrupt:
-                episode.ended, episode.reason = "interrupted", "Ctrl-C"
-            except _Signalled as stop:
-                episode.ended, episode.reason = "interrupted", stop.name
-                raise
-            except BaseException as error:
-                episode.ended, episode.reason = "error", one_line(error)
-                raise
-            finally:
-                signals.hold()
+                try:
+                    if steps < 1:
+                        raise ConfigError(f"steps is {steps}; expected at least 1")
+                    self._drive(episode, steps, done)
+                except KeyboardInterrupt:
+                    episode.ended, episode.reason = "interrupted", "Ctrl-C"
+                except _Signalled as stop:
+                    episode.ended, episode.reason = "interrupted", stop.name
+                    raise
+                except BaseException as error:
+                    episode.ended, episode.reason = "error", one_line(error)
+                    raise
+                finally:
+                    signals.hold()
+            finally:  # apart, for a signal that comes right before it would be held back
                 self._robot.stop()
         if signals.caught is not None:  # it came while the robot was stopped
             raise _Signalled(signals.caught)
