@@ -377,7 +377,10 @@ def main(argv: list[str] | None = None) -> int:
         return exit_code(findings)
     counts = {state: sum(finding.state == state for finding in findings) for state in marks}
     print(f"{counts['ok']} in order, {counts['absent']} absent, {counts['bad']} bad")
-    print("next: chunkwise train qchunk/debug, which takes a minute and shows that all of it works together")
+    if counts["bad"]:
+        print("next: mend what is BAD, and ask again")
+    else:
+        print("next: chunkwise train qchunk/debug, which takes a minute and shows that all of it works together")
     return exit_code(findings)
 
 

@@ -123,7 +123,9 @@ def test_a_program_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
 def test_a_folder_that_cannot_be_written_to_ends_with_74(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(doctor, "PROBES", ())
     assert doctor.main([str(tmp_path / "nowhere")]) == 74
-    assert "No such file or directory" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "No such file or directory" in said
+    assert said.splitlines()[-1] == "next: mend what is BAD, and ask again"
 
 
 def test_locks_that_keep_nobody_out_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
