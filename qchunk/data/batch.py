@@ -103,9 +103,13 @@ class SpecificationForm:
 
         def convert(i: int) -> None:
             # By planes, copied and then divided in place: 1.4 times as fast as a copy of every third byte, which takes
-            # half the time of one division of them. OpenCV's lookup in a table of floats (cv2.LUT) is no faster.
+            # half the time of one division of them. The planes' memory is kept: new memory costs 0.7 ms at 480 x 640,
+            # its pages' first touch, where all of the rest takes 0.26.
             image, floats = images[places[i]], out[places[i]]
-            parts = zip(cv2.split(image), floats, strict=True) if self._layout == "kchw" else [(image, floats)]
+            parts = [(image, floats)]
+            if self._layout == "kchw":
+                planes = self._buffers.lend((3, *image.shape[:2]), np.uint8)
+                parts = zip(cv2.split(image, list(planes)), floats, strict=True)
             for part, result in parts:
                 np.copyto(result, part)
                 np.divide(result, np.float32(255), out=result)
