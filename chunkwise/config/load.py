@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,6 +122,7 @@ def _read_file(path: Path) -> ExperimentConfig:
     if spec is None or spec.loader is None:
         raise ConfigError(f"config file {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for what annotations name
     try:
         spec.loader.exec_module(module)
         config = module.get_config()

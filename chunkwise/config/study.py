@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -122,6 +123,7 @@ def read_study(name: str) -> tuple[StudyConfig, str]:
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"study {path}: expected a Python file with get_study()")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for what annotations name
     try:
         spec.loader.exec_module(module)
         study = module.get_study()

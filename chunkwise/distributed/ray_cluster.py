@@ -19,7 +19,7 @@ from typing import Any
 
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.config.installed import pip_install
-from chunkwise.errors import ConfigError, one_line
+from chunkwise.errors import ConfigError, StopRequested, one_line
 
 SECONDS_TO_END = 30.0
 """That a cluster of a run's own may take to end."""
@@ -83,7 +83,12 @@ def connected(address: str) -> Iterator[None]:
                         signal.signal(number, handler)
             stack.callback(ray.shutdown)
         require_closed(address, [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]])
-        yield
+        try:
+            yield
+        except SystemError as error:  # what a signal's handler raised within Ray's compiled code
+            if isinstance(error.__cause__, StopRequested | KeyboardInterrupt):
+                raise error.__cause__ from None
+            raise
 
 
 @contextlib.contextmanager

@@ -54,6 +54,19 @@ def require_same(run: Path, files: Files, *, resume: bool) -> bytes | None:
     return _pack(now) if more else None
 
 
+def differing(run: Path, other: Path) -> str:
+    """Says in which files the datasets of two runs differ; empty where they do not, or one of the lists is missing.
+
+    Raises:
+      StorageError, DataError: As `require_same`.
+    """
+    lists = [_load(folder / NAME) for folder in (other, run)]
+    if lists[0] is None or lists[1] is None:
+        return ""
+    found = compare(lists[0], lists[1])._asdict().items()
+    return ", ".join(f"{len(names)} {kind} ({names[0]}{', ...' * (len(names) > 1)})" for kind, names in found if names)
+
+
 def write(run: Path, listed: bytes) -> None:
     """Writes the list that `require_same` returned."""
     write_durably(run / NAME, listed)

@@ -16,6 +16,7 @@ import itertools
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -37,7 +38,7 @@ from chunkwise.files.place import prepare_place, require_no_pattern, told_place
 from chunkwise.printable import say
 from chunkwise.reports import study_table
 from chunkwise.reports.run_record import last_word
-from chunkwise.reports.study_fleet import StudyWorker, lost_run, script, submit
+from chunkwise.reports.study_fleet import StudyWorker, leashed, lost_run, script, submit
 from chunkwise.reports.study_progress import (
     COLUMNS,
     evaluated_otherwise,
@@ -67,6 +68,8 @@ class Processes:
     def call(self, words: Sequence[str], log: Path) -> int:
         """Runs a command, its output appended to `log`; returns its exit code, negative for a signal.
 
+        A command whose study is killed is asked to stop, and leaves nothing that goes on beside the next start.
+
         Raises:
           StopRequested: The study is to stop, and the process has.
           StorageError: The log cannot be written.
@@ -77,7 +80,7 @@ class Processes:
         with file:
             if self.stopping.is_set():
                 raise StopRequested
-            process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(leashed(words), stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             asked = False
             while process.poll() is None:
                 if self.stopping.wait(ASK_AGAIN) and not asked:
@@ -203,6 +206,8 @@ def _call(processes: Processes, words: Sequence[str], log: Path, name: str) -> s
     first = errors[-1] if errors else len(lines) - 1
     more = itertools.takewhile(lambda line: line.startswith("  "), lines[first + 1 :])  # such as which files differ
     said = " ".join([*lines[max(first, 0) : first + 1], *(line.strip() for line in more)][:MOST_LINES])
+    if code < 0 and not errors:
+        said = f"killed by {signal.Signals(-code).name}{', perhaps for want of memory' * (code == -signal.SIGKILL)}"
     why = f"ended with {code}: {said}"
     say(f"{name}: {why} (all of it in {log})", error=True)
     return why
@@ -342,7 +347,12 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         return error.exit_code
     show(study_table.markdown(found))
     show(f"{out / 'table.md'}, table.json, curves.png")
-    return RunError.exit_code if failed else 0
+    if left_out and not (arguments.table or arguments.watch or arguments.slurm):
+        again = "the table says why; a run whose folder is removed is trained anew"
+        say(f"{len(left_out)} of {len(runs)} runs are no result ({again}): {', '.join(left_out)}", error=True)
+    else:
+        left_out = {}
+    return RunError.exit_code if found["failed"] or left_out else 0
 
 
 def _is_drawn(run: Run, out: Path, failed: Collection[str]) -> bool:

@@ -21,8 +21,20 @@ from chunkwise.errors import ConfigError, RunError, StorageError, one_line
 
 MAX_RESTARTS = 100
 """How often Slurm queues a run again that was stopped, or whose machine was lost."""
-_LEASH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
+_LEASH = """
+import ctypes, os, sys
+ends_with_its_parent = getattr(ctypes.CDLL(None), "prctl", None)
+if ends_with_its_parent is not None:
+    ends_with_its_parent(1, 15)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 """Program that becomes the command behind it, which gets SIGTERM when its parent ends: Linux's PR_SET_PDEATHSIG."""
+_APART = """
+import subprocess, sys
+code = subprocess.run(sys.argv[1:], start_new_session=True, check=False).returncode
+sys.exit(code if code >= 0 else 128 - code)
+"""
+"""Program that runs the command behind it in a session of its own, and ends with its code."""
 _SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -67,7 +79,10 @@ class StudyWorker:
 
         Where this machine cannot start it, that of a run that could not be written, and what the system says.
         """
-        words = [sys.executable, "-c", _LEASH, *self.command, "--only", str(number)]
+        # Ray kills the children of a worker that it ends, and all of the worker's group of processes: a run that was
+        # its child would not come to save. So it is a grandchild, in a group of its own, which is asked to stop.
+        run = leashed([*self.command, "--only", str(number)])
+        words = leashed([sys.executable, "-c", _APART, *run])
         try:
             with own_cores(self.cores) as mine, _only_on(mine):
                 done = subprocess.run(
@@ -77,6 +92,11 @@ class StudyWorker:
             return StorageError.exit_code, f"could not be started on {socket.gethostname()}: {one_line(error)}"
         lines = [line for line in done.stdout.splitlines() if line.strip()]
         return done.returncode, lines[-1] if lines else ""
+
+
+def leashed(words: Sequence[str]) -> list[str]:
+    """Returns a command that runs `words`, and asks them to stop when the thread that started it ends."""
+    return [sys.executable, "-c", _LEASH, *words]
 
 
 def lost_run(_: int) -> tuple[int, str]:

@@ -17,6 +17,7 @@ from chunkwise.config.saved import (
 )
 from chunkwise.config.study import Run, StudyConfig
 from chunkwise.errors import DataError, NonFiniteError, RunError, one_line
+from chunkwise.files import dataset_files
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports import study_table
 from chunkwise.reports.run_record import last_word
@@ -79,9 +80,11 @@ def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:
 def unfinished(study: StudyConfig, runs: Sequence[Run], out: Path) -> dict[str, str]:
     """Says of each run of which nothing is a result yet, by its folder, why: how far it is, or that it has no score.
 
-    Files of a finished run that cannot be read are told by the table.
+    Of those that found other files in the same dataset than the first run of their table, it says which: their scores
+    do not compare. Files of a finished run that cannot be read are told by the table.
     """
-    found = {}
+    found: dict[str, str] = {}
+    firsts: dict[tuple[str, ...], Run] = {}
     for run in runs:
         folder = out / run.folder
         try:
@@ -93,7 +96,20 @@ def unfinished(study: StudyConfig, runs: Sequence[Run], out: Path) -> dict[str, 
             found[run.folder] = _how_far(run, folder)
         elif not _is_measured(study, run, out):
             found[run.folder] = "not evaluated"
+        else:
+            first = firsts.setdefault((run.table, *_data(run)), run)
+            try:
+                differing = dataset_files.differing(folder, out / first.folder)
+            except RunError as error:
+                differing = one_line(error)
+            if differing:
+                found[run.folder] = f"trained on other data than {first.folder}: {differing}; not compared"
     return found
+
+
+def _data(run: Run) -> tuple[str, ...]:
+    """What a run's config says of its data: with other cameras, say, it reads other files of a dataset."""
+    return tuple(f"{name} {_real(value)}" for name, value in flatten(run.config).items() if name.startswith("data."))
 
 
 def _how_far(run: Run, folder: Path) -> str:

@@ -30,6 +30,8 @@ FLAGS = "evaluations/study_flags.json"
 """Beside it, with which flags."""
 TABLE = "table.json"
 """In the study's folder."""
+DIGITS = 12
+"""After the point, of differences of scores."""
 MOST_PAIRED = 16
 """Seeds of which all choices of signs are gone through."""
 
@@ -180,19 +182,19 @@ def table(
     for cell, group in cells.items():
         for policy in study.policies:
             mine = [run for run in runs if run.cell == cell and run.folder not in {*failed, *unfinished}]
-            label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
+            label = f"{cell}{_of(policy, study)}"
             found = {}
             for run in mine:
                 try:
                     one = score(out / run.folder, study, policy)
                 except NonFiniteError as error:  # the others' scores are no worse for it
-                    not_finite[run.folder] = one_line(error).removeprefix(f"{out}/")
+                    not_finite[f"{run.folder}{_of(policy, study)}"] = _said(error, out)
                     continue
                 except UnmeasuredError as error:  # a Gaussian policy has no behaviour cloning beside it, say
                     not_measured[label] = error
                     continue
                 except DataError as error:  # a file that was damaged
-                    unreadable[run.folder] = one_line(error).removeprefix(f"{out}/")
+                    unreadable[f"{run.folder}{_of(policy, study)}"] = _said(error, out)
                     continue
                 if one is not None:
                     found[run.seed] = one
@@ -212,11 +214,25 @@ def table(
         "best": study.best or "highest",
         "seeds": list(study.seeds),
         "rows": rows,
-        "failed": dict(sorted({**not_finite, **unreadable, **failed}.items())),
-        "unfinished": dict(sorted(unfinished.items())),
-        "not_measured": {row: one_line(error).removeprefix(f"{out}/") for row, error in not_measured.items()},
+        "failed": {name: _within(why, out) for name, why in sorted({**not_finite, **unreadable, **failed}.items())},
+        "unfinished": {name: _within(why, out) for name, why in sorted(unfinished.items())},
+        "not_measured": {row: _said(error, out) for row, error in not_measured.items()},
         "commands": commands(study, runs),
     }
+
+
+def _of(policy: str, study: StudyConfig) -> str:
+    """What says in the name of a row, and of a run, which policy's numbers are meant; empty where there is one."""
+    return "" if len(study.policies) == 1 else f": {policy.replace('_', ' ')}"
+
+
+def _said(error: Exception, out: Path) -> str:
+    return _within(one_line(error), out)
+
+
+def _within(why: str, out: Path) -> str:
+    """What is said of a run, with paths as in the study's folder."""
+    return why.replace(f"{out}/", "")
 
 
 def commands(study: StudyConfig, runs: Sequence[Run]) -> list[str]:
@@ -291,6 +307,8 @@ def markdown(found: Mapping[str, Any]) -> str:
             continue
         wide = f"{_pair(row['over_episodes'])} ({row['successes']} of {row['episodes']})" if "episodes" in row else ""
         each = ", ".join(_number(value) for value in row["by_seed"].values())
+        if lacking := [str(seed) for seed in found["seeds"] if str(seed) not in row["by_seed"]]:
+            each += f" (without seed {' and '.join(lacking)})"
         middle = f"{_number(row['interquartile_mean'])} | {_pair(row['over_seeds']) if row['over_seeds'] else '-'}"
         lines.append(f"| {name(row)} | {_number(row['mean'])} | {wide} | {each} | {middle} |")
     tested = [row for row in found["rows"] if row.get("against_first")]
@@ -308,14 +326,17 @@ def markdown(found: Mapping[str, Any]) -> str:
         tests = row["against_first"]
         better = f"{tests['probability_of_improvement']:.2f} ({_pair(tests['interval']) if tests['interval'] else '-'})"
         seeds, states = tests.get("paired_seeds"), tests.get("paired_episodes")
-        by_seed = f"{seeds['mean_difference']:+.3g}, p = {seeds['p']:.3g} (signs flipped)" if seeds else ""
+        by_seed = ""
+        if seeds:
+            difference = round(seeds["mean_difference"], DIGITS) + 0.0  # not the last bits of a sum that is 0, nor -0
+            by_seed = f"{difference:+.3g}, p = {seeds['p']:.3g} (signs flipped)"
         by_state = ""
         if states:
             by_state = f"{states['only_this']} against {states['only_first']} of {states['states']}, "
             by_state += f"McNemar p = {states['mcnemar_p']:.3g}"
         lines.append(f"| {name(row)} | {better} | {by_seed} | {by_state} |")
     for heading, left_out in (
-        ("Failed, and in no row", found["failed"]),
+        ("Failed, and left out", found["failed"]),
         ("Not finished or not evaluated, and in no row", found["unfinished"]),
         ("Not measured", found["not_measured"]),
         ("Evaluated with other settings than the study has now", found.get("evaluated_otherwise", {})),
@@ -385,7 +406,7 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
                         points.setdefault(row["step"], []).append(row[name])
             steps = sorted(points)
             means = [float(np.mean(points[step])) for step in steps]
-            label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
+            label = f"{cell}{_of(policy, study)}"
             (line,) = axes.plot(steps, means, marker="o", label=label.replace("$", r"\$"))  # no formula
             low, high = [min(points[step]) for step in steps], [max(points[step]) for step in steps]
             axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color())

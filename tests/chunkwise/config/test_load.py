@@ -149,6 +149,10 @@ def test_a_files_values_are_taken_as_a_run_is_read(tmp_path: Path):
     text = (ROOT / "configs/qchunk/debug.py").read_text()
     given = "settings={'k': True, 'n': 2, 'f': 0.5, 'w': 'x'}"
     text = text.replace("(32, 32)", f"[8, 4], factory='a:b', {given}, discount=1")
+    text = (
+        "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass Mine: x: int = 1\n"
+        + text
+    )
     path = tmp_path / "mine.py"
     path.write_text(text.replace('path="', "path=Path('a') / \"") + "\nfrom pathlib import Path\n")
     config, _ = load(["--config", str(path), "--agent.settings.n", "3", "--agent.settings.no-k"])

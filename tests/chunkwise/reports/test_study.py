@@ -54,6 +54,9 @@ def test_a_study_that_cannot_be_is_named(tmp_path: Path):
     (tmp_path / "x.py").write_text("1 / 0")
     with pytest.raises(ConfigError, match=r"x\.py: ZeroDivisionError"):
         read_study(str(tmp_path / "x.py"))
+    own = "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass Mine: x: int = 1"
+    (tmp_path / "y.py").write_text(own + STUDY)
+    assert read_study(str(tmp_path / "y.py"))[0].seeds == (3, 4)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"seeds": (1, 1)}, "different numbers"),
         ({"seeds": ()}, "at least one"),
@@ -381,6 +384,8 @@ def test_a_study_one_of_whose_runs_failed_writes_its_table_and_ends_with_70(
     failed: dict[str, str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(program, "train_all", lambda *_: failed)
+    monkeypatch.setattr(program, "unfinished", lambda *_: {})
+    monkeypatch.setattr(program, "evaluated_otherwise", lambda *_: "")
     shown: list[str] = []
     assert program.main(["debug", "--out", str(tmp_path)], show=shown.append) == code
     assert json.loads((tmp_path / "table.json").read_text())["failed"] == failed
@@ -399,7 +404,9 @@ def test_what_is_said_of_a_run_that_failed_is_its_error(tmp_path: Path):
         == "ended with 78: error: files differ: a b"
     )
     killed = "import os; print('no error', flush=True); os.kill(os.getpid(), 9)"
-    assert program._call(program.Processes(), [sys.executable, "-c", killed], log, "x") == "ended with -9: no error"
+    why = "ended with -9: killed by SIGKILL, perhaps for want of memory"
+    assert program._call(program.Processes(), [sys.executable, "-c", killed], log, "x") == why
+    assert program._code_of(why) == 137
     assert program._call(program.Processes(), [sys.executable, "-c", "exit(3)"], log, "x") == "ended with 3: "
     assert "error: the last" in log.read_text(), "what was said before is kept"
 

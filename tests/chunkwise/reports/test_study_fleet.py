@@ -1,6 +1,8 @@
 """Runs of a study on other machines: against stand-ins for Slurm's commands, and, long, on a Ray of this machine."""
 
 import argparse
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -212,19 +214,27 @@ def test_how_far_runs_are(tmp_path: Path):
     ]
 
 
-def test_the_leash_ends_a_run_with_its_worker(tmp_path: Path):
-    """As when Ray kills an actor: SIGTERM, so that the run saves."""
+def test_a_run_ends_with_its_worker_and_comes_to_save(tmp_path: Path):
+    """Ray kills an actor with its children and its group of processes: the run gets SIGTERM all the same."""
     mark = tmp_path / "stopped"
     ends = f"(pathlib.Path({str(mark)!r}).touch(), sys.exit(0))"
     run = f"import pathlib, signal, sys, time; signal.signal(15, lambda *_: {ends})"
     run += f"; pathlib.Path({str(tmp_path / 'began')!r}).touch(); time.sleep(600)"
-    words = [sys.executable, "-c", study_fleet._LEASH, sys.executable, "-c", run]
-    worker = subprocess.Popen([sys.executable, "-c", f"import subprocess; subprocess.run({words!r})"])
+    made = f"StudyWorker(command={(sys.executable, '-c', run)!r}, folder={str(tmp_path)!r}, cores=1)"
+    program = f"from chunkwise.reports.study_fleet import StudyWorker; {made}.train(0)"
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": path}
+    worker = subprocess.Popen([sys.executable, "-c", program], env=environment, start_new_session=True)
     until = time.monotonic() + 60
     while not (tmp_path / "began").exists():
         assert time.monotonic() < until
         time.sleep(0.02)
-    worker.kill()
+    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
+    assert children
+    os.killpg(worker.pid, signal.SIGKILL)
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(child), signal.SIGKILL)
     worker.wait()
     while not mark.exists():
         assert time.monotonic() < until
@@ -266,3 +276,25 @@ def test_a_cluster_trains_what_processes_train_also_after_a_kill(tmp_path: Path)
     assert tables(there) == tables(here)
     starts = [line for path in there.glob("*/seed_*/starts.jsonl") for line in path.read_text().splitlines()]
     assert 4 <= len(starts) <= 7, "the finished one is not started again"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_study_on_a_cluster_that_is_stopped_saves_its_runs(tmp_path: Path):
+    """Ray wraps what a signal's handler raises; the run saves above what it had saved by itself, nothing."""
+    long = '"--train.steps", "90000000", "--checkpoint.every", "90000000"'
+    (tmp_path / "mine.py").write_text(STUDY.replace('"--train.steps", "30"', long).replace("(3, 4)", "(3,)"))
+    words = [sys.executable, "-m", "chunkwise", "study", str(tmp_path / "mine.py"), "--out", str(tmp_path / "out")]
+    stopped = subprocess.Popen([*words, "--fleet", "local"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not (found := [*tmp_path.glob("out/*/seed_3/metrics.jsonl")]) or not found[0].stat().st_size:
+        assert stopped.poll() is None
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGTERM)
+    said = stopped.communicate()[1]
+    assert stopped.returncode == 75, said
+    assert "the same command goes on with the study" in said
+    assert "Traceback" not in said
+    saved, until = found[0].parent / "saved.json", time.monotonic() + 60
+    while not (json.loads(saved.read_text())["step"] or 0):
+        assert time.monotonic() < until
+        time.sleep(0.05)

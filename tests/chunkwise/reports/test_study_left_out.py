@@ -219,7 +219,35 @@ def test_the_last_evaluation_counts_also_where_it_is_none(tmp_path: Path):
     found = study_table.table(study, runs_of(study), tmp_path, {}, {})
     (row,), (why,) = found["rows"], found["failed"].values()
     assert row["by_seed"] == {"1": 0.5}
-    assert "policy/error of step 2: expected a number, found NaN or Inf" in why
+    assert why.startswith(f"{runs_of(study)[0].folder}/metrics.jsonl: policy/error of step 2: expected a number"), why
+    assert "| 0.5 (without seed 0) |" in study_table.markdown(found)
+
+
+def test_a_policy_without_a_number_is_named_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The other policy of that run keeps its own. Failed runs are an exit code, whoever found that they had failed."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), policies=("policy", "behaviour_cloning"))
+    (first, second), other = runs_of(study), {"behaviour_cloning/success": 0.2, "behaviour_cloning/episodes": 10}
+    broken: dict[str, Any] = {"policy/success": None} | other
+    write_metrics(tmp_path / first.folder, row(1, **broken))
+    write_metrics(tmp_path / second.folder, row(1, **other))
+    found = study_table.table(study, [first, second], tmp_path, {}, {})
+    assert list(found["failed"]) == [f"{first.folder}: policy"]
+    assert [len(row["by_seed"]) for row in found["rows"]] == [1, 2]
+    monkeypatch.setattr(program, "read_study", lambda _: (study, "mine"))
+    monkeypatch.setattr(program, "unfinished", lambda *_: {})
+    monkeypatch.setattr(program, "evaluated_otherwise", lambda *_: "")
+    words = ["mine", "--out", str(tmp_path), "--table"]
+    assert program.main(words, show=lambda _: None) == 70
+
+
+def test_a_run_that_is_no_result_after_all_were_trained_is_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(program, "train_all", lambda *_: {})
+    assert program.main(["debug", "--out", str(tmp_path), "--table"], show=lambda _: None) == 0
+    capsys.readouterr()
+    assert program.main(["debug", "--out", str(tmp_path)], show=lambda _: None) == 70
+    assert " runs are no result (the table says why" in capsys.readouterr().err
 
 
 def test_an_earlier_checkpoint_that_a_study_asks_for_is_complete(tmp_path: Path):

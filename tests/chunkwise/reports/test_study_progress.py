@@ -9,6 +9,9 @@ import pytest
 
 from chunkwise.config.study import StudyConfig, runs_of
 from chunkwise.errors import DataError
+from chunkwise.files import dataset_files
+from chunkwise.files.identity import Files
+from chunkwise.files.links import Bounds
 from chunkwise.reports import study as program
 from chunkwise.reports import study_progress, study_table
 from chunkwise.train.run_dir import RunFolder
@@ -145,3 +148,26 @@ def test_an_evaluation_outlives_a_study_of_fewer_updates(tmp_path: Path, monkeyp
     monkeypatch.setattr(program, "_call", lambda *_: said)
     assert program._one(study, run, tmp_path, program.Processes()) == said
     assert (folder / study_table.EVALUATION).exists()
+
+
+def test_runs_whose_datasets_hold_other_files_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files were added to the folder between the starts of two seeds. Runs with other data fields may read others."""
+    grid = {"data.holdout": ("0.25", "0.5")}
+    flags = ("--data.path", str(tmp_path / "data"))
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2), grid=grid, flags=flags, metric="error", best="lowest")
+    runs = runs_of(study)
+    monkeypatch.setattr(study_progress, "is_finished", lambda *_: True)
+    (tmp_path / "data").mkdir()
+    for run, names in zip(runs, ("ab", "ab", "bc", "c", "c", ""), strict=True):
+        folder = tmp_path / run.folder
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "split": "eval", "policy/error": 1}) + "\n")
+        for name in names:
+            (tmp_path / "data" / name).write_text(name + str(run.seed // 2))
+        files = Files(Bounds(tmp_path / "data"), verify="sample")
+        files.require(list(names))
+        if names and (listed := dataset_files.require_same(folder, files, resume=False)):
+            dataset_files.write(folder, listed)
+    first, third = runs[0].folder, runs[2].folder
+    said = f"trained on other data than {first}: 1 changed (b), 1 missing (a), 1 added (c); not compared"
+    assert study_progress.unfinished(study, runs, tmp_path) == {third: said}

@@ -62,7 +62,7 @@ def test_one_run_has_no_interval_over_seeds(tmp_path: Path):
     assert alone["against_first"]["probability_of_improvement"] == 0.5
     assert alone["against_first"]["interval"] is None
     text = study_table.markdown(found)
-    assert "\n| agent.horizon=5 | 3 |  | 3 | 3 | - |\n" in text
+    assert "\n| agent.horizon=5 | 3 |  | 3 (without seed 1) | 3 | - |\n" in text
     assert "\n| agent.horizon=5 | 0.50 (-) | +1, p = 1 (signs flipped) |  |\n" in text
 
 
