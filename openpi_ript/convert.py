@@ -35,7 +35,7 @@ from chunkwise.printable import say
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import Recorded, features_of, outcome_columns, write_episode, write_meta
 from openpi_ript.envs.layer_4 import IMAGES, policy_state
-from openpi_ript.envs.make import ALLOWED, code_of, make, require_own_code
+from openpi_ript.envs.make import ALLOWED, code_of, make, names_of, require_own_code
 from openpi_ript.policies.saved import read_config
 from openpi_ript.ript.layer_4 import FOLDER, advantages_of, layer_4, save_layer_4
 from openpi_ript.ript.recordings import FOLDER as ROLLOUTS
@@ -150,7 +150,8 @@ def convert(
         world = make(dataclasses.replace(config.env, initial_states=""), allow_code=allow_env == code_of(config.env))
         fps = world.fps
         world.close()
-    made = {"made_by": "openpi_ript.convert: rollouts of a policy", "env": config.env.suite, "task": config.env.task}
+    tasks = ", ".join(names_of(config.env))
+    made = {"made_by": "openpi_ript.convert: rollouts of a policy", "env": config.env.suite, "task": tasks}
     build(
         functools.partial(_Conversion, run.absolute(), names, fps, allow_code, made, as_layer_4),
         out,

@@ -1,6 +1,7 @@
 """Rollouts of a run as a LeRobot dataset: what was seen, done and reached, and RIPT's groups again."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from chunkwise.data import convert as driver
 from chunkwise.data.convert import Jobs
 from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.envs.rollout import load, save
+from chunkwise.envs.suites.metaworld import HARD
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.train.run_dir import RunFolder
 from openpi_ript import convert
@@ -101,6 +103,23 @@ def test_the_same_rollouts_give_the_same_bytes_and_later_rounds_alone(run: Path,
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert convert.convert(run, tmp_path / "late", first_step=5, fps=7) == 3
     assert read_meta(tmp_path / "late").fps == 7
+
+
+def test_the_description_names_all_tasks(run: Path, tmp_path: Path):
+    """A set of the suite by the names of its tasks, as training plays them."""
+    shutil.copytree(run, tmp_path / "run")
+    saved = tmp_path / "run/config.json"
+    before = json.loads(saved.read_text())
+    several = {"env.task": "", "env.prompt": ""}
+    for changes, expected in (
+        ({}, "red"),
+        (several | {"env.tasks": ["red", "blue"]}, "red, blue"),
+        (several | {"env.suite": "metaworld", "env.tasks": ["hard", "reach-v3"]}, ", ".join((*HARD, "reach-v3"))),
+    ):
+        saved.write_text(json.dumps(before | changes))
+        out = tmp_path / f"out{len(expected)}"
+        convert.convert(tmp_path / "run", out, fps=7)
+        assert json.loads((out / "meta/info.json").read_text())["synthetic"]["task"] == expected
 
 
 def test_the_dump_of_a_policy_that_gave_nan_is_no_episode(run: Path, tmp_path: Path):
