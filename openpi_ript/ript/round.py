@@ -188,8 +188,10 @@ class Ript:
             if teaches(group, self._rollout, task=self._task_of(group), by_value=by_value)
         ]
         new = Round(step=step, folder=plan.folder, groups=useful)
-        rounds = self._remembered(new, solved=all(successes))
+        rounds = self._remembered(new)
         training = self._load(rounds)
+        if training is None and step == self.start and not all(successes):
+            raise self._hopeless(step)
         if training is None:
             why = "every group ended alike" if groups else "no group was played"
             why = "no rollout reached anything" if rounds else why
@@ -359,24 +361,21 @@ class Ript:
             if task.name in played
         }
 
-    def _remembered(self, new: Round, *, solved: bool) -> list[Round]:
-        """Returns those of the newest `replay_rounds` rounds that have something to train on.
-
-        Args:
-          new: The newest.
-          solved: Whether all of its rollouts succeeded.
-
-        Raises:
-          ConfigError: It is the first one, and has nothing, and not because all is solved.
-        """
-        if not new.groups and new.step == self.start and not solved:
-            raise ConfigError(
-                f"step {new.step}: every group of the first round ended alike, so there is nothing to learn from. "
-                "Start from a policy that neither always succeeds nor always fails (rollout.start, data.path), or "
-                "raise rollout.max_groups, rollout.size, in another folder: a run that is resumed keeps them"
-            )
+    def _remembered(self, new: Round) -> list[Round]:
+        """Returns those of the newest `replay_rounds` rounds that have something to train on, `new` the newest."""
         oldest = new.step - self.every * (self._rollout.replay_rounds - 1)
         return [one for one in (*self._rounds, new) if one.groups and one.step >= oldest]
+
+    def _hopeless(self, step: int) -> ConfigError:
+        """Says that the first round has nothing to learn from, and not because all is solved."""
+        hindsight = self._rollout.hindsight is not None
+        reached = ", and no rollout reached anything that hindsight takes for a goal," if hindsight else ","
+        radius = ", rollout.hindsight.radius" if hindsight else ""
+        return ConfigError(
+            f"step {step}: every group of the first round ended alike{reached} so there is nothing to learn from. "
+            "Start from a policy that neither always succeeds nor always fails (rollout.start, data.path), or "
+            f"raise rollout.max_groups, rollout.size{radius}, in another folder: a run that is resumed keeps them"
+        )
 
     def _load(self, rounds: Sequence[Round]) -> TrainingData | Passes | None:
         """Reads the rollouts of the rounds, and prepares their windows, or of one the passes over its chunks."""

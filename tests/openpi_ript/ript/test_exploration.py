@@ -203,22 +203,44 @@ def test_rounds_imitate_what_hindsight_makes_of_failures(root: Path, tmp_path: P
         assert batch["optimality"].tolist() == [Optimality.POSITIVE] * ROWS
 
 
+class OneTask(TwoTasks):
+    """Plays red alone, whose hand never leaves a radius without end; the files say whose they are."""
+
+    def __init__(self, root: Path, folder: Path, outcome: Any) -> None:
+        config = dataclasses.replace(HINDSIGHT, reached={"red": "robot0_eef_pos"}, radius={"red": 1e9}, goal="position")
+        super().__init__(root, folder, outcome, objective="rejection", hindsight=config)
+        self.collector.tasks = self.collector.tasks[:1]
+        self.ript = Ript(self.config, self.data, folder, self.collector, self.policy)
+        self.played, self.collector.collect = self.collector.collect, self.collect  # pyright: ignore[reportAttributeAccessIssue]
+
+    def collect(self, todo: Any, actor: Any, done: Any, *stopping: Any) -> bool:
+        named = lambda job, made: done(job, dataclasses.replace(made, task=job.task))  # noqa: E731
+        return self.played(todo, actor, named, *stopping)
+
+
 def test_a_round_of_failures_that_reached_nothing_leaves_the_weights(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    config = dataclasses.replace(HINDSIGHT, reached={"red": "robot0_eef_pos"}, radius={"red": 1e9}, goal="position")
-    one = TwoTasks(root, tmp_path, lambda state, k: False, objective="rejection", hindsight=config)
-    one.collector.tasks = one.collector.tasks[:1]
-    one.ript = Ript(one.config, one.data, tmp_path, one.collector, one.policy)
-    played = one.collector.collect
-
-    def collect(todo: Any, actor: Any, done: Any, *stopping: Any) -> bool:
-        return played(todo, actor, lambda job, made: done(job, dataclasses.replace(made, task=job.task)), *stopping)
-
-    one.collector.collect = collect  # pyright: ignore[reportAttributeAccessIssue]
+    fails = False
+    one = OneTask(root, tmp_path, lambda state, k: not fails and k == 0)
     one.interact(2)
-    assert "step 2: nothing to learn from, no rollout reached anything and 0 of" in capsys.readouterr().out
-    assert next(one.batches(2))["no_signal"].tolist() == [True] * ROWS
+    fails = True
+    one.interact(6, "b")
+    assert "step 6: nothing to learn from, no rollout reached anything and 0 of" in capsys.readouterr().out
+    assert next(one.batches(6))["no_signal"].tolist() == [True] * ROWS
+
+
+def test_a_first_round_of_failures_that_reached_nothing_ends_the_run_again_and_again(root: Path, tmp_path: Path):
+    """The second start takes the rollouts that the first one left; a round that solves all goes on."""
+    played = []
+    for _ in range(2):
+        one = OneTask(root, tmp_path / "x", lambda state, k: False)
+        with pytest.raises(ConfigError, match=r"step 2: every group .* hindsight .* rollout.size, rollout.hindsight.r"):
+            one.interact(2)
+        assert one.ript.position()["rounds"] == []
+        played.append(len(one.collector.jobs))
+    assert played == [4 * SIZE, 0]
+    assert OneTask(root, tmp_path / "y", lambda state, k: True).interact(2)["rollouts/success"] == [1.0] * 16
 
 
 def test_tasks_count_alike_in_a_batch_and_outcomes_inside_each(root: Path, tmp_path: Path):
