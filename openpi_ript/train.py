@@ -112,9 +112,10 @@ def _require_taken(data: TrainingData) -> None:
 
 
 def _require_effect(config: OpenpiRiptConfig) -> None:
-    """Raises ConfigError for settings of a new run that would do nothing."""
+    """Raises ConfigError for settings of a new run that would do nothing, or teach what is not so."""
     _require_read(config)
     _require_rest(config)
+    _require_goals_told_in_numbers(config)
 
 
 def _require_read(config: OpenpiRiptConfig) -> None:
@@ -147,6 +148,19 @@ def _require_rest(config: OpenpiRiptConfig) -> None:
         raise ConfigError(
             f"rollout.retry_after is {rollout.retry_after} and rollout.updates {rollout.updates}: a solved initial "
             "state would be tried again in the next round. Expected 0, or above rollout.updates"
+        )
+
+
+def _require_goals_told_in_numbers(config: OpenpiRiptConfig) -> None:
+    """Raises ConfigError for hindsight beside images, which would go on to show the goal that was meant.
+
+    Here and not in the config, since runs that were begun so before are loaded, act, and go on.
+    """
+    if config.rollout is not None and config.rollout.hindsight is not None and config.env and config.env.cameras:
+        raise ConfigError(
+            f"rollout.hindsight is set and env.cameras shows {', '.join(sorted(set(config.env.cameras.values())))}: "
+            "hindsight puts another goal into env.state, and the images of a rollout go on to show the one that was "
+            "meant. Expected rollout.hindsight None, or env.cameras and data.cameras empty"
         )
 
 

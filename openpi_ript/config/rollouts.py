@@ -241,7 +241,8 @@ class RolloutConfig:
     exploration: ExplorationConfig | None = None
     """Rollouts that try other actions than the policy's; None: none do."""
     hindsight: HindsightConfig | None = None
-    """Failed rollouts that are imitated as successes at the goals that they reached (rejection alone); None: none."""
+    """Failed rollouts that are imitated as successes at the goals that they reached (rejection alone, and no new run
+    with env.cameras, whose images go on to show the goal that was meant); None: none."""
     advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
     """How advantages become weights; rollouts are always compared inside their group, and groups of equal outcomes
     never drawn."""

@@ -1,15 +1,20 @@
 """Settings that a run would not read are refused, on a command line and in a config file, unless it goes on."""
 
 import dataclasses
+import json
+import re
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from chunkwise.config import names
 from chunkwise.config.load import load
+from chunkwise.config.saved import flatten, read_config
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import AdvantageConfig, GuidanceConfig, OpenpiRiptConfig
-from openpi_ript.train import main
+from openpi_ript.config.rollouts import HindsightConfig
+from openpi_ript.train import main, of_training
 
 SHAPED = AdvantageConfig(normalization="min_max", clipping="none", negative_handling="relu")
 WEIGHED = GuidanceConfig(positive_weight="advantage")
@@ -107,3 +112,22 @@ def test_what_only_layer_4_reads_is_said(
     with pytest.raises(Begun):
         main(with_rollout(config, **changes), "test")
     assert ("rollout.advantage shapes what chunkwise convert --layer-4 writes" in capsys.readouterr().out) == said
+
+
+def test_hindsight_beside_images_is_refused_for_new_runs(tmp_path: Path) -> None:
+    """Images go on to show the goal that was meant; a run that was begun so before is loaded, and goes on."""
+    seen = shipped("metaworld_mt10_images")
+    hindsight = HindsightConfig(reached={"reach-v3": "hand"}, radius={"reach-v3": 0.05})
+    assert seen.env is not None
+    env = dataclasses.replace(seen.env, state=("hand", "goal"))
+    both = with_rollout(dataclasses.replace(seen, env=env), hindsight=hindsight)
+    message = r"rollout.hindsight is set and env.cameras shows corner2: .* Expected rollout.hindsight None, or env.cam"
+    with pytest.raises(ConfigError, match=message):
+        main(both, "test")
+    assert re.search(message, of_training(both).refusal or "")
+    (tmp_path / "config.json").write_text(json.dumps(flatten(both)))
+    assert read_config(tmp_path, OpenpiRiptConfig) == both
+    going_on = dataclasses.replace(both, run=dataclasses.replace(both.run, resume=True, dir="old"))
+    for taken in (going_on, with_rollout(both, hindsight=None), shipped("metaworld_mt10")):
+        with pytest.raises(Begun):
+            main(taken, "test")
