@@ -56,7 +56,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         if not folder.begun:  # of a new one, too, that is always told to go on, as a study's and a scheduler's are
             _require_effect(config)
         processes.run_on_primary(lambda: _require_fit(config))
-        processes.run_on_primary(lambda: _record_if_missing(config))
+        processes.run_on_primary(lambda: _record_if_missing(config, begun=folder.begun))
         data = processes.primary_then_all(
             lambda: open_data(config.data, check=folder.require_same_files, allow_code=True)
         )
@@ -298,13 +298,13 @@ def _evaluated(config: OpenpiRiptConfig, batch: Any) -> Call:
     )
 
 
-def _record_if_missing(config: OpenpiRiptConfig) -> None:
+def _record_if_missing(config: OpenpiRiptConfig, *, begun: bool) -> None:
     if config.record is not None:
         record(config.record, config.data.path)
     if config.demonstrate is not None:
         from openpi_ript.envs.demonstrate import demonstrate
 
-        demonstrate(config)
+        demonstrate(config, begun=begun)
 
 
 def _make_task(config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> tuple[SupervisedTask, Interaction | None]:

@@ -369,8 +369,8 @@ class DemonstrateConfig:
     episodes: int = 60
     """Of all tasks together, one task after the other."""
     noise: tuple[float, ...] = (0.2,)
-    """Standard deviation of what is added to the actions, of one episode after another; 1 is 5 cm or 0.5 rad in
-    robosuite, 1 cm in Meta-World."""
+    """Standard deviation of what is added to the actions, of one episode of a task after another; 1 is 5 cm or 0.5 rad
+    in robosuite, 1 cm in Meta-World."""
     seed: int = 0
     keep_failures: bool = True
     """Whether episodes that did not succeed are kept."""

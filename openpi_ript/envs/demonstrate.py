@@ -24,7 +24,7 @@ from chunkwise.envs.environment import Environment, Observation, copies
 from chunkwise.envs.recorder import record_whole
 from chunkwise.envs.workers import Reset, Run, Start, Stretch, answer
 from chunkwise.errors import ConfigError
-from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.experiment import DemonstrateConfig, OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import (
     OWN_DATA,
     Recorded,
@@ -43,11 +43,15 @@ ROBOSUITE = "robosuite"
 MADE_BY = "openpi_ript.envs.demonstrate: a script in "
 
 
-def demonstrate(config: OpenpiRiptConfig) -> None:
+def demonstrate(config: OpenpiRiptConfig, *, begun: bool = False) -> None:
     """Writes config.data.path if it is missing; one that is there must have been made with the same settings.
 
     State and images are written as data.robot.adapter has them of what the environment shows, as the policy of a
     rollout is shown them. The config is the user's own: an environment that it names by `module:factory` is imported.
+
+    Args:
+      config: Of the run; `demonstrate` and `env` are set.
+      begun: Whether the run goes on: it keeps a recording whose noises an earlier version dealt out otherwise.
 
     Raises:
       ConfigError: If there is no script for the environment, the folder holds anything else, or none of the episodes
@@ -69,6 +73,9 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
     provenance |= {"rendering": env.rendering} if shown else {}
     provenance |= {"state_function": env.state_function, "prompts": {task.name: task.prompt for task in tasks}}
     provenance |= {"adapter": "none" if adapter.same_simulation else config.data.robot.adapter}
+    noises = noises_of(settings, len(tasks))
+    # Written down only where it matters, so that recordings of before are the same in all other cases.
+    provenance |= {"noise_by": "task"} if noises != noises_of(settings, 1) else {}
 
     def made(root: Path) -> Mapping[str, Any] | None:
         """What made a dataset; of before these settings were written down, what can be told of them."""
@@ -84,6 +91,9 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
                 f"{env.state_function} cannot be told; if not, choose another path",
                 flush=True,
             )
+        if "noise_by" in provenance and "noise_by" not in found:
+            _require_begun(root, begun)
+            then["noise_by"] = provenance["noise_by"]
         return {"adapter": "none", **then, **found}
 
     def write(root: Path) -> str:
@@ -94,10 +104,9 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
         def episodes() -> Iterator[Recorded]:
             count, done = settings.episodes, "demonstrated {count} of {total} episodes"
             for number in follow(range(count), count, "demonstrating", done, rate=None, say=print):
-                noise = settings.noise[number % len(settings.noise)]
                 rng = generator(Purpose.DEMONSTRATION, settings.seed, number)
                 task = number % len(tasks)
-                frames, actions, success = play(worlds[task], env.suite, tasks[task], noise, rng)
+                frames, actions, success = play(worlds[task], env.suite, tasks[task], noises[number], rng)
                 successes.append(success)
                 if success or settings.keep_failures:
                     yield _recorded(frames, actions, success, config, tasks[task], shown, adapter)
@@ -118,6 +127,25 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
         return f"demonstrated {len(successes)} episodes of {names}, {sum(successes)} of which succeeded"
 
     record_whole(Path(config.data.path), provenance, write, made, hint=OWN_DATA)
+
+
+def noises_of(settings: DemonstrateConfig, tasks: int) -> list[float]:
+    """Returns the noise of each episode of so many tasks in turn: each task has all of them, one after another."""
+    return [settings.noise[number // tasks % len(settings.noise)] for number in range(settings.episodes)]
+
+
+def _require_begun(root: Path, begun: bool) -> None:
+    """Tells a run that goes on, and a new one by a ConfigError, that each task has only some of the noises there."""
+    told = (
+        f"{root}: recorded by an earlier version, which took demonstrate.noise one after another over all episodes, so "
+        "that a task may have had some of the noises alone"
+    )
+    if not begun:
+        raise ConfigError(
+            f"{told}; expected all of them in turn for each task. Choose another data.path, or set demonstrate to None "
+            "to train on it as it is"
+        )
+    print(f"{told}; this run goes on with it", flush=True)
 
 
 def require_script(world: Environment, suite: str, task: Task) -> Callable[[], Script]:

@@ -1,8 +1,11 @@
 """Settings that a run would not read are refused, on a command line and in a config file, unless it goes on."""
 
+import contextlib
 import dataclasses
 import json
 import re
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -112,6 +115,25 @@ def test_what_only_layer_4_reads_is_said(
     with pytest.raises(Begun):
         main(with_rollout(config, **changes), "test")
     assert ("rollout.advantage shapes what chunkwise convert --layer-4 writes" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_recording_is_looked_at_for_a_run_that_begins_or_goes_on(
+    goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def folder(*_: Any) -> Iterator[types.SimpleNamespace]:
+        yield types.SimpleNamespace(path=tmp_path, begun=goes_on)
+
+    def demonstrate(_: OpenpiRiptConfig, *, begun: bool) -> NoReturn:
+        assert begun == goes_on
+        raise Begun
+
+    monkeypatch.setattr("openpi_ript.train.RunFolder", folder)
+    monkeypatch.setattr("openpi_ript.train._require_fit", lambda _: None)
+    monkeypatch.setattr("openpi_ript.envs.demonstrate.demonstrate", demonstrate)
+    with pytest.raises(Begun):
+        main(shipped("metaworld_mt10"), "test")
 
 
 def test_hindsight_beside_images_is_refused_for_new_runs(tmp_path: Path) -> None:

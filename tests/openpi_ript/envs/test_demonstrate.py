@@ -302,3 +302,75 @@ def test_several_tasks_are_demonstrated_one_after_the_other(config: OpenpiRiptCo
     assert data.table.lengths.tolist() == [4, 6, 4, 6, 4]
     told = [data.raw(int(start))["task"] for start in data.table.starts]
     assert told == ["go near", "go far", "go near", "go far", "go near"]
+
+
+def two_tasks(config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> OpenpiRiptConfig:
+    """Returns the config with the tasks near and far, whose script stands still; of "far" nothing else succeeds."""
+
+    class Still(World):
+        def __init__(self, task: str) -> None:
+            self.near = task == "near"
+
+        def expert(self) -> Any:
+            return lambda observed: np.zeros(7)
+
+        def step(self, action: np.ndarray) -> Step:
+            return dataclasses.replace(super().step(action), success=self.near)
+
+    monkeypatch.setattr(demonstrate_lib, "make", lambda env, task, allow_code: Still(task))
+    assert config.env is not None
+    env = dataclasses.replace(
+        config.env, suite="mine:make", task="", prompt="", tasks=("near", "far"),
+        prompts={"near": "go near", "far": "go far"}, max_steps=3,
+    )  # fmt: skip
+    return dataclasses.replace(config, env=env, demonstrate=DemonstrateConfig(**settings))
+
+
+def test_each_task_is_demonstrated_with_all_noises_in_turn(config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch):
+    config = two_tasks(config, monkeypatch, episodes=8, noise=(0.0, 0.5))
+    demonstrate(config)
+    data = open_data(config.data)
+    found = [(data.raw(int(start))["task"], bool(data.raw(int(start))["action"].any())) for start in data.table.starts]
+    assert found == 2 * [("go near", False), ("go far", False), ("go near", True), ("go far", True)]
+    demonstrate(config)  # it is there already
+
+
+def without_noise_by(config: OpenpiRiptConfig) -> None:
+    """Takes from a recording what earlier versions did not write down."""
+    info = Path(config.data.path) / "meta/info.json"
+    tree = json.loads(info.read_text())
+    del tree["synthetic"]["noise_by"]
+    info.write_text(json.dumps(tree))
+
+
+def test_a_recording_of_before_whose_tasks_had_some_noises_alone_is_for_runs_that_go_on(
+    config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    config = two_tasks(config, monkeypatch, episodes=4, noise=(0.0, 0.5))
+    demonstrate(config)
+    without_noise_by(config)
+    with pytest.raises(ConfigError, match=r"some of the noises alone; expected all .* another data.path, or set demo"):
+        demonstrate(config)
+    capsys.readouterr()
+    demonstrate(config, begun=True)
+    assert "some of the noises alone; this run goes on with it" in capsys.readouterr().out
+    other = dataclasses.replace(config, demonstrate=DemonstrateConfig(episodes=4, noise=(0.0, 0.5), seed=1))
+    with pytest.raises(ConfigError, match=r"other settings: seed is 1, there 0\. Change"):
+        demonstrate(other, begun=True)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "noise"), [(4, (0.5,)), (4, (0.5, 0.5)), (1, (0.0, 0.5))], ids=["one", "alike", "the first alone"]
+)
+def test_recordings_whose_noises_are_those_of_before_say_no_more_than_before(
+    episodes: int, noise: tuple[float, ...], config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch
+):
+    config = two_tasks(config, monkeypatch, episodes=episodes, noise=noise)
+    demonstrate(config)
+    assert "noise_by" not in json.loads((Path(config.data.path) / "meta/info.json").read_text())["synthetic"]
+
+
+def test_one_task_has_its_noises_one_after_another_as_before(config: OpenpiRiptConfig):
+    demonstrate(config)
+    made = json.loads((Path(config.data.path) / "meta/info.json").read_text())["synthetic"]
+    assert (made["noise"], "noise_by" in made) == ([0.0, 2.0], False)
