@@ -100,6 +100,7 @@ def demonstrate(config: OpenpiRiptConfig, *, begun: bool = False) -> None:
         drawn = dataclasses.replace(env, initial_states="")  # the published ones are for groups and evaluations
         worlds = [make(drawn, task.name, allow_code=True) for task in tasks]
         successes: list[bool] = []
+        kept: set[str] = set()
 
         def episodes() -> Iterator[Recorded]:
             count, done = settings.episodes, "demonstrated {count} of {total} episodes"
@@ -109,6 +110,7 @@ def demonstrate(config: OpenpiRiptConfig, *, begun: bool = False) -> None:
                 frames, actions, success = play(worlds[task], env.suite, tasks[task], noises[number], rng)
                 successes.append(success)
                 if success or settings.keep_failures:
+                    kept.add(tasks[task].name)
                     yield _recorded(frames, actions, success, config, tasks[task], shown, adapter)
 
         for world, task in zip(worlds, tasks, strict=True):
@@ -122,6 +124,13 @@ def demonstrate(config: OpenpiRiptConfig, *, begun: bool = False) -> None:
             raise ConfigError(
                 f"demonstrate: expected an episode that succeeds, found none among {len(successes)} of {names}; allow "
                 "more steps (env.max_steps) or episodes, lower demonstrate.noise, or keep_failures"
+            )
+        if without := [task.name for task in tasks if task.name not in kept]:
+            print(
+                f"demonstrate: the dataset has no episode of {len(without)} of {len(tasks)} tasks, "
+                f"{', '.join(without)}: none of theirs succeeded, or was played; allow them more steps (env.max_steps, "
+                "or env.steps by name) or more demonstrate.episodes, in another data.path",
+                flush=True,
             )
         (root / TOKENIZER).write_bytes(train_tokenizer([*(task.prompt for task in tasks), "State: -0123456789;"]))
         return f"demonstrated {len(successes)} episodes of {names}, {sum(successes)} of which succeeded"

@@ -374,3 +374,17 @@ def test_one_task_has_its_noises_one_after_another_as_before(config: OpenpiRiptC
     demonstrate(config)
     made = json.loads((Path(config.data.path) / "meta/info.json").read_text())["synthetic"]
     assert (made["noise"], "noise_by" in made) == ([0.0, 2.0], False)
+
+
+def test_tasks_without_an_episode_are_named(
+    config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    config = two_tasks(config, monkeypatch, episodes=4, noise=(0.0,), keep_failures=False)
+    demonstrate(config)
+    said = capsys.readouterr().out
+    assert "the dataset has no episode of 1 of 2 tasks, far: none of theirs succeeded" in said
+    assert "(env.max_steps, or env.steps by name) or more demonstrate.episodes" in said
+    assert len(open_data(config.data).table.lengths) == 2
+    kept = dataclasses.replace(config, data=dataclasses.replace(config.data, path=f"{config.data.path}-all"))
+    demonstrate(dataclasses.replace(kept, demonstrate=DemonstrateConfig(episodes=4, noise=(0.0,))))
+    assert "has no episode" not in capsys.readouterr().out
