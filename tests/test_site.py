@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import re
+import sys
 import tomllib
 import typing
 from pathlib import Path
@@ -16,8 +17,11 @@ import yaml
 
 import chunkwise
 from chunkwise import errors
+from chunkwise.config.load import load
 from chunkwise.config.packages import PACKAGES, config_class
 from chunkwise.config.saved import members
+from openpi_ript.config import OpenpiRiptConfig
+from openpi_ript.train import _require_effect
 from tests.page_commands import PAGES, ROOT
 
 OURS = ("chunkwise", "qchunk", "openpi_ript", "driving", "configs")
@@ -126,6 +130,24 @@ def test_a_tutorial_is_a_notebook_that_can_fail(page: str):
     assert cells
     assert set(cells) == {"%%bash -e"}, "without -e a command that fails is passed over"
     assert "raises-exception" not in PAGES[page]
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_configs_that_a_notebook_writes_are_taken(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whole notebooks are executed in .ci/full alone."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    written = re.findall(r"^%%writefile (\S+)\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
+    for name, text in written:
+        (tmp_path / name).write_text(text)
+    try:
+        for name, text in written:
+            if "def get_config" in text:
+                config, _ = load(["--config", str(tmp_path / name)])
+                if isinstance(config, OpenpiRiptConfig):
+                    _require_effect(config)
+    finally:
+        for name, _ in written:
+            sys.modules.pop(Path(name).stem, None)
 
 
 def test_figures_of_the_summary_stand_on_their_pages():
