@@ -54,17 +54,28 @@ def require_same(run: Path, files: Files, *, resume: bool) -> bytes | None:
     return _pack(now) if more else None
 
 
-def differing(run: Path, other: Path) -> str:
-    """Says in which files the datasets of two runs differ; empty where they do not, or one of the lists is missing.
+def differing(run: Path, other: Path, *, shared: bool = False) -> str:
+    """Says in which files the dataset of a run differs from that of another.
+
+    Args:
+      run: The run's folder.
+      other: The other's.
+      shared: Whether only files count that both have: with other cameras, say, a run reads others.
+
+    Returns:
+      "", where they do not differ or a list is missing.
 
     Raises:
-      StorageError, DataError: As `require_same`.
+      StorageError: As `require_same`.
+      DataError: As `require_same`.
     """
     lists = [_load(folder / NAME) for folder in (other, run)]
     if lists[0] is None or lists[1] is None:
         return ""
-    found = compare(lists[0], lists[1])._asdict().items()
-    return ", ".join(f"{len(names)} {kind} ({names[0]}{', ...' * (len(names) > 1)})" for kind, names in found if names)
+    found = compare(lists[0], lists[1])._asdict()
+    kinds = {"changed": found["changed"]} if shared else found
+    told = [(kind, names[0] + ", ..." * (len(names) > 1), len(names)) for kind, names in kinds.items() if names]
+    return ", ".join(f"{count} {kind} ({names})" for kind, names, count in told)
 
 
 def write(run: Path, listed: bytes) -> None:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chunkwise.cli import command
@@ -41,10 +41,12 @@ from chunkwise.reports.run_record import last_word
 from chunkwise.reports.study_fleet import StudyWorker, leashed, lost_run, script, submit
 from chunkwise.reports.study_progress import (
     COLUMNS,
+    NOT_EVALUATED,
     evaluated_otherwise,
     has_same_config,
     is_complete,
     is_finished,
+    other_data,
     rows,
     unfinished,
 )
@@ -338,27 +340,31 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
             with live_table(COLUMNS, functools.partial(rows, study, runs, out, failed)):
                 failed |= train_all(study, runs, out, arguments.workers or 1, failed)
         left_out = unfinished(study, [run for run in runs if run.folder not in failed], out)
+        others = other_data([run for run in runs if run.folder not in {*failed, *left_out}], out)
+        left_out |= others
         measured = [run for run in runs if run.folder not in {*failed, *left_out}]
         otherwise = {run.folder: said for run in measured if (said := evaluated_otherwise(run, out))}
         found = study_table.write(study, runs, out, failed, left_out, otherwise)
-        study_table.draw(study, runs, out, {run.folder for run in runs if not _is_drawn(run, out, found["failed"])})
+        not_begun = {run.folder for run in runs if not _is_drawn(run, out)}
+        study_table.draw(study, runs, out, {*found["failed"], *others, *not_begun})
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     show(study_table.markdown(found))
     show(f"{out / 'table.md'}, table.json, curves.png")
-    if left_out and not (arguments.table or arguments.watch or arguments.slurm):
-        again = "the table says why; a run whose folder is removed is trained anew"
-        say(f"{len(left_out)} of {len(runs)} runs are no result ({again}): {', '.join(left_out)}", error=True)
-    else:
-        left_out = {}
-    return RunError.exit_code if found["failed"] or left_out else 0
+    missing = {} if arguments.table else {name for name, why in left_out.items() if why != NOT_EVALUATED}
+    if left_out and not arguments.table:
+        say(
+            f"{len(left_out)} of {len(runs)} runs are no result, and the table says why: {', '.join(left_out)}",
+            error=True,
+        )
+    return RunError.exit_code if found["failed"] or missing else 0
 
 
-def _is_drawn(run: Run, out: Path, failed: Collection[str]) -> bool:
+def _is_drawn(run: Run, out: Path) -> bool:
     """Whether a run's curve is one of the study's: it was begun with the config that the study has now."""
     with contextlib.suppress(RunError):  # a folder that cannot be read
-        return run.folder not in failed and is_run(out / run.folder) and has_same_config(run, out / run.folder)
+        return is_run(out / run.folder) and has_same_config(run, out / run.folder)
     return False
 
 

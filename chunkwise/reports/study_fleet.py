@@ -23,18 +23,24 @@ MAX_RESTARTS = 100
 """How often Slurm queues a run again that was stopped, or whose machine was lost."""
 _LEASH = """
 import ctypes, os, sys
+parent, *words = sys.argv[1:]
 ends_with_its_parent = getattr(ctypes.CDLL(None), "prctl", None)
 if ends_with_its_parent is not None:
     ends_with_its_parent(1, 15)
-os.execvp(sys.argv[1], sys.argv[1:])
+if os.getppid() != int(parent):  # which has ended before
+    sys.exit(75)
+os.execvp(words[0], words)
 """
-"""Program that becomes the command behind it, which gets SIGTERM when its parent ends: Linux's PR_SET_PDEATHSIG."""
+"""Program that becomes the command behind its parent's number, and gets SIGTERM when its parent ends: Linux's
+PR_SET_PDEATHSIG."""
 _APART = """
-import subprocess, sys
-code = subprocess.run(sys.argv[1:], start_new_session=True, check=False).returncode
+import os, subprocess, sys
+leash, *words = sys.argv[1:]
+words = [sys.executable, "-c", leash, str(os.getpid()), *words]
+code = subprocess.run(words, start_new_session=True, check=False).returncode
 sys.exit(code if code >= 0 else 128 - code)
 """
-"""Program that runs the command behind it in a session of its own, and ends with its code."""
+"""Program that runs the command behind the leash's text, on that and in a session of its own; ends with its code."""
 _SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -81,8 +87,7 @@ class StudyWorker:
         """
         # Ray kills the children of a worker that it ends, and all of the worker's group of processes: a run that was
         # its child would not come to save. So it is a grandchild, in a group of its own, which is asked to stop.
-        run = leashed([*self.command, "--only", str(number)])
-        words = leashed([sys.executable, "-c", _APART, *run])
+        words = leashed([sys.executable, "-c", _APART, _LEASH, *self.command, "--only", str(number)])
         try:
             with own_cores(self.cores) as mine, _only_on(mine):
                 done = subprocess.run(
@@ -96,7 +101,7 @@ class StudyWorker:
 
 def leashed(words: Sequence[str]) -> list[str]:
     """Returns a command that runs `words`, and asks them to stop when the thread that started it ends."""
-    return [sys.executable, "-c", _LEASH, *words]
+    return [sys.executable, "-c", _LEASH, str(os.getpid()), *words]
 
 
 def lost_run(_: int) -> tuple[int, str]:

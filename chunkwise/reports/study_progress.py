@@ -23,6 +23,8 @@ from chunkwise.reports import study_table
 from chunkwise.reports.run_record import last_word
 
 COLUMNS = ("run", "state", "updates", "score")
+NOT_EVALUATED = "not evaluated"
+"""What is said of a finished run none of whose numbers is the study's metric."""
 _TAIL = 1 << 16
 """Bytes of a file of metrics that are read for its last line."""
 
@@ -80,11 +82,9 @@ def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:
 def unfinished(study: StudyConfig, runs: Sequence[Run], out: Path) -> dict[str, str]:
     """Says of each run of which nothing is a result yet, by its folder, why: how far it is, or that it has no score.
 
-    Of those that found other files in the same dataset than the first run of their table, it says which: their scores
-    do not compare. Files of a finished run that cannot be read are told by the table.
+    Files of a finished run that cannot be read are told by the table.
     """
     found: dict[str, str] = {}
-    firsts: dict[tuple[str, ...], Run] = {}
     for run in runs:
         folder = out / run.folder
         try:
@@ -94,22 +94,67 @@ def unfinished(study: StudyConfig, runs: Sequence[Run], out: Path) -> dict[str, 
             continue
         if not finished:
             found[run.folder] = _how_far(run, folder)
+        elif not (folder / "metrics.jsonl").is_file():
+            found[run.folder] = "finished, and its metrics.jsonl is missing; remove the folder to train it again"
         elif not _is_measured(study, run, out):
-            found[run.folder] = "not evaluated"
-        else:
-            first = firsts.setdefault((run.table, *_data(run)), run)
-            try:
-                differing = dataset_files.differing(folder, out / first.folder)
-            except RunError as error:
-                differing = one_line(error)
-            if differing:
-                found[run.folder] = f"trained on other data than {first.folder}: {differing}; not compared"
+            found[run.folder] = NOT_EVALUATED
     return found
 
 
-def _data(run: Run) -> tuple[str, ...]:
-    """What a run's config says of its data: with other cameras, say, it reads other files of a dataset."""
-    return tuple(f"{name} {_real(value)}" for name, value in flatten(run.config).items() if name.startswith("data."))
+def other_data(runs: Sequence[Run], out: Path) -> dict[str, str]:
+    """Says of runs whose dataset held other files than that of most runs of their table, by their folder, which.
+
+    Their scores do not compare. Of several datasets that as many runs had, that of the last of these runs counts. Runs
+    whose configs say otherwise what is read of one dataset are compared by the files that both read.
+
+    Args:
+      runs: Those that are finished.
+      out: The study's folder.
+    """
+    found: dict[str, str] = {}
+    tables: dict[tuple[str, ...], list[Run]] = {}
+    settings: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        settings.setdefault((run.table, *_data(run)), []).append(run)
+    for group in settings.values():
+        kept = _most(group, out, found, shared=False)
+        tables.setdefault((kept[0].table, *_data(kept[0], places=True)), []).extend(kept)
+    for group in tables.values():
+        _most(group, out, found, shared=True)
+    return found
+
+
+def _most(runs: Sequence[Run], out: Path, found: dict[str, str], *, shared: bool) -> list[Run]:
+    """Returns most of the runs that had the same files, the last of as many; adds what is said of the others."""
+    alike: list[list[Run]] = []
+    for run in runs:
+        for group in alike:
+            if not _differing(run, group[0], out, shared=shared):
+                group.append(run)
+                break
+        else:
+            alike.append([run])
+    most = max(reversed(alike), key=len)
+    for run in (run for group in alike if group is not most for run in group):
+        found[run.folder] = (
+            f"trained on other data than {most[0].folder}: {_differing(run, most[0], out, shared=shared)}. To compare "
+            "them train some again, all on the same files; a run whose folder is removed is"
+        )
+    return most
+
+
+def _differing(run: Run, other: Run, out: Path, *, shared: bool) -> str:
+    try:
+        return dataset_files.differing(out / run.folder, out / other.folder, shared=shared)
+    except RunError as error:  # one of the lists cannot be read
+        return one_line(error)
+
+
+def _data(run: Run, *, places: bool = False) -> tuple[str, ...]:
+    """What a run's config says of its data, or where they are alone."""
+    known = resume_rules(type(run.config)).places
+    chosen = {name: value for name, value in flatten(run.config).items() if name.startswith("data.")}
+    return tuple(f"{name} {_real(value)}" for name, value in chosen.items() if not places or name in known)
 
 
 def _how_far(run: Run, folder: Path) -> str:

@@ -388,7 +388,7 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
     """Draws curves.png: the metric at each evaluation, its mean over seeds and their range.
 
     A mean over fewer seeds than the row has is hollow: a run has not come so far. Runs whose folders are in `left_out`
-    have no part.
+    have no part, nor has a run's policy whose name is there, as in the table's `failed`.
     """
     figure = new_figure(figsize=(7, 4.2), dpi=100)
     axes = figure.add_subplot()
@@ -396,7 +396,8 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
         for policy in study.policies:
             name = f"{policy}/{study.metric}" if policy else study.metric
             points: dict[int, list[float]] = {}
-            mine = [run for run in runs if run.cell == cell and run.folder not in left_out]
+            names = {run.folder: {run.folder, f"{run.folder}{_of(policy, study)}"} for run in runs}
+            mine = [run for run in runs if run.cell == cell and names[run.folder].isdisjoint(left_out)]
             for run in mine:
                 rows: list[dict[str, Any]] = []
                 with contextlib.suppress(DataError):  # of a damaged file, which is told where it counts

@@ -73,9 +73,10 @@ def demonstrate(config: OpenpiRiptConfig, *, begun: bool = False) -> None:
     provenance |= {"rendering": env.rendering} if shown else {}
     provenance |= {"state_function": env.state_function, "prompts": {task.name: task.prompt for task in tasks}}
     provenance |= {"adapter": "none" if adapter.same_simulation else config.data.robot.adapter}
-    noises = noises_of(settings, len(tasks))
+    noises, before = (noises_of(settings, count) for count in (len(tasks), 1))
     # Written down only where it matters, so that recordings of before are the same in all other cases.
-    provenance |= {"noise_by": "task"} if noises != noises_of(settings, 1) else {}
+    same = all(sorted(noises[i :: len(tasks)]) == sorted(before[i :: len(tasks)]) for i in range(len(tasks)))
+    provenance |= {} if same else {"noise_by": "task"}
 
     def made(root: Path) -> Mapping[str, Any] | None:
         """What made a dataset; of before these settings were written down, what can be told of them."""

@@ -241,6 +241,16 @@ def test_a_run_ends_with_its_worker_and_comes_to_save(tmp_path: Path):
         time.sleep(0.02)
 
 
+def test_a_run_whose_worker_ended_before_it_began_does_not_begin(tmp_path: Path):
+    words = study_fleet.leashed([sys.executable, "-c", f"open({str(tmp_path / 'began')!r}, 'w')"])
+    subprocess.run(words, check=True)
+    assert (tmp_path / "began").exists()
+    (tmp_path / "began").unlink()
+    words[words.index(str(os.getpid()))] = str(os.getppid())
+    assert subprocess.run(words, check=False).returncode == 75
+    assert not (tmp_path / "began").exists()
+
+
 def tables(folder: Path) -> list[str]:
     return [(folder / name).read_text() for name in ("table.json", "table.md")]
 

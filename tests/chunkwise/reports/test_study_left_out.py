@@ -102,13 +102,26 @@ def test_curves_are_of_the_runs_of_the_study_and_show_where_seeds_are_missing(
     line, hollow = figures[0].axes[0].lines
     assert (list(line.get_xdata()), list(hollow.get_xdata())) == ([10, 20], [20])
     assert hollow.get_markerfacecolor() == "white"
-    assert not program._is_drawn(runs[0], tmp_path, ()), "no run has a config.json yet"
+    assert not program._is_drawn(runs[0], tmp_path), "no run has a config.json yet"
     with RunFolder(dataclasses.replace(runs[0].config, run=RunConfig(dir=str(tmp_path / "new"))), "qchunk"):
         pass
     (tmp_path / "new/config.json").rename(tmp_path / runs[0].folder / "config.json")
     (other,) = runs_of(dataclasses.replace(study, seeds=(0,), flags=("--agent.horizon", "2")))
-    drawn = [program._is_drawn(run, tmp_path, failed) for run, failed in ((runs[0], ()), (runs[0], {other.folder}))]
-    assert (drawn, program._is_drawn(other, tmp_path, ())) == ([True, False], False)
+    assert [program._is_drawn(run, tmp_path) for run in (runs[0], other)] == [True, False]
+
+
+def test_curves_are_without_what_the_table_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of the second run the policy's numbers are, the third is as a whole."""
+    figures: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: (figures.append(figure), Path(path).touch()))
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2), policies=("policy", "behaviour_cloning"))
+    first, second, third = runs = runs_of(study)
+    for run, value in zip(runs, (0.1, 0.3, 0.9), strict=True):
+        write_metrics(tmp_path / run.folder, row(10, **{"policy/success": value, "behaviour_cloning/success": value}))
+    study_table.draw(study, runs, tmp_path, {f"{second.folder}: policy", third.folder})
+    assert [list(line.get_ydata()) for line in figures[0].axes[0].lines] == [[0.1], [pytest.approx(0.2)]]
+    study_table.draw(study, runs, tmp_path, {first.folder})
+    assert [list(line.get_ydata()) for line in figures[1].axes[0].lines] == [[pytest.approx(0.6)]] * 2
 
 
 def test_a_metric_that_no_evaluation_has_is_named(tmp_path: Path):
@@ -247,7 +260,7 @@ def test_a_run_that_is_no_result_after_all_were_trained_is_an_exit_code(
     assert program.main(["debug", "--out", str(tmp_path), "--table"], show=lambda _: None) == 0
     capsys.readouterr()
     assert program.main(["debug", "--out", str(tmp_path)], show=lambda _: None) == 70
-    assert " runs are no result (the table says why" in capsys.readouterr().err
+    assert " runs are no result, and the table says why: " in capsys.readouterr().err
 
 
 def test_an_earlier_checkpoint_that_a_study_asks_for_is_complete(tmp_path: Path):

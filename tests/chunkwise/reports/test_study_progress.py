@@ -150,6 +150,12 @@ def test_an_evaluation_outlives_a_study_of_fewer_updates(tmp_path: Path, monkeyp
     assert (folder / study_table.EVALUATION).exists()
 
 
+def files_of(root: Path, *names: str) -> Files:
+    files = Files(Bounds(root), verify="sample")
+    files.require(list(names))
+    return files
+
+
 def test_runs_whose_datasets_hold_other_files_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Files were added to the folder between the starts of two seeds. Runs with other data fields may read others."""
     grid = {"data.holdout": ("0.25", "0.5")}
@@ -163,11 +169,23 @@ def test_runs_whose_datasets_hold_other_files_are_not_compared(tmp_path: Path, m
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "split": "eval", "policy/error": 1}) + "\n")
         for name in names:
-            (tmp_path / "data" / name).write_text(name + str(run.seed // 2))
-        files = Files(Bounds(tmp_path / "data"), verify="sample")
-        files.require(list(names))
+            (tmp_path / "data" / name).write_text("changed" if (run, name) == (runs[2], "b") else name)
+        files = files_of(tmp_path / "data", *names)
         if names and (listed := dataset_files.require_same(folder, files, resume=False)):
             dataset_files.write(folder, listed)
     first, third = runs[0].folder, runs[2].folder
-    said = f"trained on other data than {first}: 1 changed (b), 1 missing (a), 1 added (c); not compared"
-    assert study_progress.unfinished(study, runs, tmp_path) == {third: said}
+    assert study_progress.unfinished(study, runs, tmp_path) == {}
+    found = study_progress.other_data(runs, tmp_path)
+    assert list(found) == [third]
+    assert found[third].startswith(
+        f"trained on other data than {first}: 1 changed (b), 1 missing (a), 1 added (c). To "
+    )
+    late = [runs[1], runs[2]]  # as many of both, and the last of them saw what is there now
+    assert list(study_progress.other_data(late, tmp_path)) == [runs[1].folder]
+    assert study_progress.other_data(runs[2:], tmp_path) == {}, "with other settings other files are read"
+    (tmp_path / "data/c").write_text("another")
+    listed = dataset_files.require_same(tmp_path / "none", files_of(tmp_path / "data", "c"), resume=False)
+    assert listed
+    dataset_files.write(tmp_path / runs[3].folder, listed)
+    dataset_files.write(tmp_path / runs[4].folder, listed)
+    assert list(study_progress.other_data(runs[2:5], tmp_path)) == [third], "with other settings c itself changed"

@@ -360,7 +360,9 @@ def test_a_recording_of_before_whose_tasks_had_some_noises_alone_is_for_runs_tha
 
 
 @pytest.mark.parametrize(
-    ("episodes", "noise"), [(4, (0.5,)), (4, (0.5, 0.5)), (1, (0.0, 0.5))], ids=["one", "alike", "the first alone"]
+    ("episodes", "noise"),
+    [(4, (0.5,)), (4, (0.5, 0.5)), (1, (0.0, 0.5)), (6, (0.0, 0.5, 1.0))],
+    ids=["one", "alike", "the first alone", "all of each task"],
 )
 def test_recordings_whose_noises_are_those_of_before_say_no_more_than_before(
     episodes: int, noise: tuple[float, ...], config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch
