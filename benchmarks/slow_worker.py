@@ -37,7 +37,8 @@ from chunkwise.config.experiment import FleetConfig
 from chunkwise.envs.collect import Collector, Job
 from chunkwise.envs.environment import EnvSpec, Observation, Step, make
 from chunkwise.envs.fleet import make_workers
-from chunkwise.envs.workers import ThreadWorkers, Workers
+from chunkwise.envs.thread_workers import ThreadWorkers
+from chunkwise.envs.workers import Workers
 
 LENGTH, CHUNK, ACTIONS = 80, 8, 4
 SLOWER = 5.0

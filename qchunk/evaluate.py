@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, UInt32
@@ -30,7 +31,7 @@ from chunkwise.envs.environment import Observation
 from chunkwise.envs.evaluate import Evaluation
 from chunkwise.envs.fleet import make_workers
 from chunkwise.envs.rollout import Rollout
-from chunkwise.envs.workers import ThreadWorkers
+from chunkwise.envs.thread_workers import ThreadWorkers
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.files import trust
 from chunkwise.files.place import prepare_place, told_place
@@ -184,7 +185,16 @@ def _draw(seed: int, step: int, episode: int) -> tuple[int, ...]:
     return tuple(words(Purpose.QCHUNK_EVALUATION_ACTION, seed, step, episode))
 
 
-@functools.lru_cache(maxsize=1)
+_kept: dict[tuple[Any, ...], Collector] = {}
+"""The collector of the latest evaluation, by its settings."""
+
+
+def close_environments() -> None:
+    """Closes the environments that are kept from one evaluation to the next."""
+    while _kept:
+        _kept.popitem()[1].close()
+
+
 def _collector(
     env_id: str,
     num_envs: int,
@@ -196,12 +206,17 @@ def _collector(
     fleet: FleetConfig,
 ) -> Collector:
     """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
+    settings = (env_id, num_envs, rows, view, rules, execution, max_steps, fleet)
+    if settings in _kept:
+        return _kept[settings]
+    close_environments()
     opener = functools.partial(simulators.make, env_id, view, rules)
     if fleet.address is None:
         workers = ThreadWorkers(opener, num_envs, name=env_id)
     else:
         workers = make_workers(fleet, opener, num_envs, name=env_id, every_frame=False)
-    return Collector(workers, rows=rows, execution=execution, tasks=(Task(max_steps=max_steps),))
+    _kept[settings] = Collector(workers, rows=rows, execution=execution, tasks=(Task(max_steps=max_steps),))
+    return _kept[settings]
 
 
 def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:
@@ -359,6 +374,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    finally:
+        close_environments()
     if not arguments.json:
         print(out)
     return 0

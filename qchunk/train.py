@@ -41,7 +41,7 @@ from qchunk.data.holdout import open_measured
 from qchunk.data.readers.aloha import AlohaSource
 from qchunk.data.readers.aloha_images import COLOUR
 from qchunk.envs import run_summary, simulators
-from qchunk.evaluate import Policy, evaluate, view_of, write_video
+from qchunk.evaluate import Policy, close_environments, evaluate, view_of, write_video
 from qchunk.online.phase import Online
 from qchunk.online.replay import STATES
 from qchunk.policies.offline_metrics import OfflineMetrics, summary
@@ -96,8 +96,9 @@ class QChunkTask:
         videos = run_summary.videos_of(self.folder)
         look = [f"look at: {videos[-1]}"] if videos else []
         env = self.config.eval.env
-        again = f"chunkwise evaluate {self.folder}{f' --env {env}' if ':' in env else ''}, " if env is not None else ""
-        print(*look, f"next: {again}chunkwise serve {self.folder}", sep="\n", flush=True)
+        run = f"{self.folder}" + (f" --allow-code {factory}" if (factory := self.config.agent.factory) else "")
+        again = f"chunkwise evaluate {run}{f' --env {env}' if ':' in env else ''}, " if env is not None else ""
+        print(*look, f"next: {again}chunkwise serve {run}", sep="\n", flush=True)
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Hashes of the good episodes, and of all files."""
@@ -278,7 +279,11 @@ def main(config: QChunkConfig, name: str) -> None:
         folder.kept |= {name: text.encode() for name, text in beside.items()} | images_json(dataset.shrunk)
         processes.run_on_primary(lambda: _judge(config, folder.path, dataset))
         task = QChunkTask(config, folder.path, dataset)
-        if fit(config, task, folder, interaction=task.online):
+        try:
+            done = fit(config, task, folder, interaction=task.online)
+        finally:
+            close_environments()
+        if done:
             write_report(folder.path)
 
 

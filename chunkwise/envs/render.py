@@ -17,7 +17,7 @@ from chunkwise.data.video import write_mp4
 from chunkwise.envs.environment import Environment, state_hash
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import Opener
-from chunkwise.errors import DataError
+from chunkwise.errors import DataError, one_line
 from chunkwise.reports.run_record import clip_of
 
 SIZE = (200, 200)
@@ -119,8 +119,8 @@ def _try(backend: str, opener: Opener, rollouts: list[Rollout], films: list[_Fil
             process.join()
         if process.exitcode == 0:
             return None
-        lines = said.read_text(errors="replace").strip().splitlines() if said.exists() else []
-        return (lines or [f"exit code {process.exitcode}"])[-1][:200]
+        told = [path.read_text(errors="replace").strip().splitlines() for path in (_why(said), said) if path.exists()]
+        return next((lines[-1] for lines in told if lines), f"exit code {process.exitcode}")[:200]
 
 
 def _child(backend: str, said: str, opener: Opener, rollouts: list[Rollout], films: list[_Film]) -> None:
@@ -129,10 +129,19 @@ def _child(backend: str, said: str, opener: Opener, rollouts: list[Rollout], fil
     with open(said, "wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    shown, fps = replayed(opener, rollouts)
-    for path, tiles in films:
-        successes = [rollouts[i].success for i in tiles]
-        write_mp4(path, grid([shown[i] for i in tiles], successes, hold=round(HOLD * fps)), fps=fps)
+    try:
+        shown, fps = replayed(opener, rollouts)
+        for path, tiles in films:
+            successes = [rollouts[i].success for i in tiles]
+            write_mp4(path, grid([shown[i] for i in tiles], successes, hold=round(HOLD * fps)), fps=fps)
+    except Exception as error:  # first of all that is said: a renderer that ends complains too
+        _why(Path(said)).write_text(f"{type(error).__name__}: {one_line(error)}")
+        raise
+
+
+def _why(said: Path) -> Path:
+    """File of what ended the process, beside that of all that it said."""
+    return said.with_name("why")
 
 
 def replayed(opener: Opener, rollouts: Sequence[Rollout]) -> tuple[list[list[UInt8[np.ndarray, "h w 3"]]], int]:

@@ -8,17 +8,17 @@ and ends when its pipe closes, because the parent died in whatever way. Threads 
 millisecond and let go of the lock: nothing has to start, nothing is copied.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import math
 import multiprocessing
+import numbers
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -260,82 +260,6 @@ def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
         pipe.send(failure(f"the environment {name} failed", error))
 
 
-class ThreadWorkers:
-    """Environments in threads of this process, which answer with the last observation of a stretch alone.
-
-    They share nothing; MuJoCo lets go of Python's lock (1.7 times faster on two cores). Images are rendered by the
-    thread that receives, since a GL context belongs to one.
-    """
-
-    every_frame = False
-
-    def __init__(self, opener: Opener, count: int, *, name: str) -> None:
-        """Makes nothing yet.
-
-        Args:
-          opener: Makes an environment.
-          count: Slots.
-          name: Of the environment, for errors.
-        """
-        self.count = count
-        self.parallel = min(count, len(cores()))
-        self._opener, self._name = opener, name
-        self._seats: list[Seat | None] = [None] * count
-        self._answers: dict[int, concurrent.futures.Future[Start | Stretch]] = {}
-
-    def submit(self, slot: int, request: Request) -> None:
-        seat = self._seats[slot]
-        if seat is None:
-            seat = self._seats[slot] = Seat(self._opener, self._name, time.thread_time)
-        if isinstance(request, Reset):
-            seat.sit(request.task)
-        self._answers[slot] = threads().submit(seat.answer, request, every_frame=False, images=False)
-
-    def receive(
-        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
-    ) -> tuple[int, Start | Stretch]:
-        until = time.monotonic() + within
-        waiting = {slot: self._answers[slot] for slot in slots}
-        while True:
-            seconds = min(ASK_AGAIN, max(until - time.monotonic(), 0.0))
-            done, _ = concurrent.futures.wait(waiting.values(), seconds, concurrent.futures.FIRST_COMPLETED)
-            for slot, future in waiting.items():
-                if future in done:
-                    del self._answers[slot]
-                    return slot, self._read(slot, future)
-            if time.monotonic() >= until:
-                raise TimeoutError
-            if stopping():
-                raise StopRequested
-
-    def close(self) -> None:
-        concurrent.futures.wait(self._answers.values())
-        self._answers.clear()
-        for slot, seat in enumerate(self._seats):
-            if seat is not None:
-                seat.close()
-            self._seats[slot] = None
-
-    def _read(self, slot: int, future: concurrent.futures.Future[Start | Stretch]) -> Start | Stretch:
-        seat = self._seats[slot]
-        assert seat is not None
-        found = future.result()
-        with told(f"{seat} failed to show images"):
-            if isinstance(found, Start):
-                return dataclasses.replace(found, observation=found.observation | seat.env.images())
-            if found.over:
-                return found
-            images = {name: image[None] for name, image in seat.env.images().items()}
-            return dataclasses.replace(found, observations=found.observations | images)
-
-
-@functools.cache
-def threads() -> concurrent.futures.ThreadPoolExecutor:
-    """Threads in which environments of this process step."""
-    # At least two: with one, an environment that sleeps or waits keeps all the others waiting.
-    return concurrent.futures.ThreadPoolExecutor(max_workers=max(2, len(cores())))
-
-
 @contextlib.contextmanager
 def told(what: str) -> Iterator[None]:
     """Raises what an environment raises in the block as a RunError that begins with `what`."""
@@ -423,7 +347,14 @@ def require_step(what: str, step: object) -> None:
     """Raises RunError, which begins with `what`, if it is no Step, or holds a number that is not finite in 32 bits."""
     if not isinstance(step, Step):
         raise RunError(f"{what} gave a {type(step).__name__}; expected a chunkwise.envs.environment.Step")
+    if not isinstance(step.observation, Mapping):
+        raise RunError(f"{what} observed a {type(step.observation).__name__}; expected a dict of arrays by name")
     require_finite(what, step.observation)
+    for name in ("reward", "success", "terminated", "truncated"):
+        if not isinstance(value := getattr(step, name), numbers.Real | np.bool_) and np.shape(value) != ():
+            raise RunError(f"{what} gave the {name} {value!r}; expected one number or bool, not an array")
+    if not isinstance(step.reward, numbers.Real | np.bool_ | np.ndarray):
+        raise RunError(f"{what} gave the reward {step.reward!r}; expected one number")
     if not abs(float(step.reward)) <= LARGEST_REWARD:  # of 16 bits it would make the bound infinite
         raise RunError(f"{what} gave the reward {step.reward}; expected a finite number, at most {LARGEST_REWARD:.2g}")
 

@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.distributed import processes
 from chunkwise.distributed.division import Division
-from chunkwise.envs.workers import threads
+from chunkwise.envs.thread_workers import end_all
 from chunkwise.errors import MismatchError, NonFiniteError
 from chunkwise.state import TrainState
 from chunkwise.train.run_dir import storage_error
@@ -128,9 +128,9 @@ class Online:
             for player in mine:
                 player.prepare()
             self._choose(policy, [player for player in mine if player.waits])
-            steps_taken = threads().map(Player.step, mine) if len(mine) > 1 else map(Player.step, mine)
-            for player, episodes, (action, step) in zip(mine, ended, steps_taken, strict=True):
-                if (episode := player.record(action, step)) is not None:  # here: a GL context belongs to one thread
+            steps_taken = [player.hands.begin(player.step) for player in mine]
+            for player, episodes, step_taken in zip(mine, ended, steps_taken, strict=True):
+                if (episode := player.record(*step_taken.result())) is not None:
                     episodes.append(episode)
         if processes.is_multiprocess():  # before the others are told that it is there
             self.sync()
@@ -184,7 +184,8 @@ class Online:
         self._position = self._joined(each)
 
     def close(self) -> None:
-        """Nothing goes on beside the updates."""
+        """Closes the environments."""
+        end_all([(player.hands, player.close) for player in self._players])
 
     def sync(self) -> None:
         """Forces to disk what this process has logged. Raises StorageError if that fails."""

@@ -6,6 +6,7 @@ numbered across all of them for that: of two environments the first has the even
 """
 
 import dataclasses
+import functools
 from collections import deque
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +17,8 @@ import numpy as np
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs.collect import ENDLESS
 from chunkwise.envs.environment import Environment, Observation, Step
-from chunkwise.envs.failures import require_finite
+from chunkwise.envs.failures import close_anyway, require_finite
+from chunkwise.envs.thread_workers import OwnThread
 from chunkwise.envs.workers import require_step, told
 from chunkwise.errors import ConfigError, DataError, MismatchError
 from qchunk.config import QChunkConfig
@@ -52,6 +54,8 @@ class Player:
         """What the environment shows now, as the policy takes it."""
         self._queue: deque[np.ndarray] = deque()  # actions of the chunk under way that are still to be executed
         self._env: Environment | None = None
+        self.hands = OwnThread(f"online environment {number}")
+        """Where the environment does all that it does."""
         self._unfinished: list[Records] = []  # records of the episode under way, one by one
 
     def rewind(self, position: dict[str, Any], *, plays: bool) -> None:
@@ -101,6 +105,11 @@ class Player:
           ConfigError: The environment does not show what the dataset has.
           RunError: It failed, or begins with NaN or Inf.
         """
+        if self._env is not None and not self.replay.over:
+            return
+        self.hands.begin(self._begin).result()
+
+    def _begin(self) -> None:
         if self._env is None:
             self._env = self._open_env()
         if self.replay.over:
@@ -127,6 +136,12 @@ class Player:
         with self._told(len(self._unfinished)):
             self._queue.extend(simulators.clip(self._env, chunk))
 
+    def close(self) -> None:
+        """Closes the environment, if it was made."""
+        if self._env is not None:
+            close_anyway(f"the environment {self._online.env}", self._env.close)
+            self._env = None
+
     def step(self) -> tuple[np.ndarray, Step]:
         """Executes one action, which it returns with what came of it; nothing but the environment is touched.
 
@@ -136,7 +151,7 @@ class Player:
         assert self._env is not None
         with self._told(len(self._unfinished)):
             step = self._env.step(self._queue[0].copy())  # which an environment may change in place
-        require_step(f"{self._online.env}: step()", step)
+            require_step(f"{self._where(len(self._unfinished))}: step()", step)
         taken = len(self._unfinished)  # this one included: the first record is of the reset
         most = self._online.max_steps
         if most is not None and taken >= most and not step.terminated:
@@ -151,9 +166,11 @@ class Player:
 
     def record(self, action: np.ndarray, step: Step) -> dict[str, float] | None:
         """Records what came of an action, with images; what the episode was worth if it is over."""
-        assert self._env is not None
+        env = self._env
+        assert env is not None
         self._queue.popleft()
-        self.observed = self._seen(self._env, step.observation)
+        seen = functools.partial(self._seen, env, step.observation)
+        self.observed = seen() if self._view is None else self.hands.begin(seen).result()
         self._record(
             action=action,
             reward=step.reward,
@@ -201,8 +218,11 @@ class Player:
 
     def _told(self, step: int) -> AbstractContextManager[None]:
         """Raises what the environment raises in a step of the episode under way as a RunError that names it."""
+        return told(f"{self._where(step)} failed")
+
+    def _where(self, step: int) -> str:
         seed = self._episode_seed(self.replay.episodes - 1)
-        return told(f"the environment {self._online.env} (reset with seed {seed}, step {step}) failed")
+        return f"the environment {self._online.env} (reset with seed {seed}, step {step})"
 
     def _compare(self, episode: int, t: int, name: str, found: Any, logged: Any) -> None:
         """The environment against the log."""

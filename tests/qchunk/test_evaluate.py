@@ -88,9 +88,9 @@ def countdowns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Countdown]]:
         return 100 * seed + numbers[0] if scene else seed_of(purpose, seed, *numbers)
 
     monkeypatch.setattr(evaluate, "seed_of", plain)
-    evaluate._collector.cache_clear()
+    evaluate.close_environments()
     yield made
-    evaluate._collector.cache_clear()
+    evaluate.close_environments()
 
 
 class Recorder:

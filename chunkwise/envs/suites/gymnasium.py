@@ -112,10 +112,15 @@ class GymnasiumEnv:
         return self._observation(self._env.reset(seed=seed)[0])
 
     def state(self) -> Float64[np.ndarray, " q"]:
-        """Returns what is observed, and a MuJoCo model's positions and velocities where there is one."""
+        """Returns what is observed, and a MuJoCo model's positions and velocities where there is one.
+
+        Images only where there is nothing else: two renderers, or two models with textures drawn at random, show one
+        state otherwise.
+        """
         data = getattr(self._env.unwrapped, "data", None)
         moving = [getattr(data, name) for name in ("qpos", "qvel") if isinstance(getattr(data, name, None), np.ndarray)]
-        return np.concatenate([np.ravel(part) for part in (*self._latest.values(), *moving)], dtype=np.float64)
+        numbers = [*(part for name, part in self._latest.items() if name not in self._images), *moving]
+        return np.concatenate([np.ravel(part) for part in numbers or self._latest.values()], dtype=np.float64)
 
     def clip(self, action: Float[np.ndarray, " a"]) -> Float32[np.ndarray, " a"]:
         space = self._env.action_space

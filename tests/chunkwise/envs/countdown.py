@@ -12,7 +12,7 @@ import numpy as np
 
 from chunkwise.envs.collect import Draw, Job
 from chunkwise.envs.environment import EnvSpec, Observation, Step
-from chunkwise.envs.workers import ThreadWorkers
+from chunkwise.envs.thread_workers import ThreadWorkers
 
 
 class Countdown:

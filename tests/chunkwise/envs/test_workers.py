@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from chunkwise.envs import environment
 from chunkwise.envs import workers as workers_lib
-from chunkwise.envs.environment import EnvSpec, state_hash
+from chunkwise.envs.environment import EnvSpec, Step, state_hash
 from chunkwise.envs.failures import require_finite
-from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, ThreadWorkers, WorkerDiedError, answer
+from chunkwise.envs.thread_workers import ThreadWorkers
+from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, WorkerDiedError, answer
 from chunkwise.errors import RunError, StopRequested
 from tests.chunkwise.envs.countdown import Countdown
 
@@ -92,7 +94,8 @@ def test_the_first_that_is_there_is_received(make: Callable[..., Any]) -> None:
 def test_a_silent_worker_does_not_keep_a_run_from_stopping(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chunkwise.envs.workers.ASK_AGAIN", 0.01)
+    for room in ("workers", "thread_workers"):
+        monkeypatch.setattr(f"chunkwise.envs.{room}.ASK_AGAIN", 0.01)
     workers = make(1, task="slow")
     workers.submit(0, Reset(1))
     workers.receive([0])
@@ -140,8 +143,10 @@ def test_a_constructor_that_fails_is_named() -> None:
     def opener() -> Any:
         raise TypeError("no such argument")
 
+    workers = ThreadWorkers(opener, 1, name="mine")
+    workers.submit(0, Reset(0))
     with pytest.raises(RunError, match="the environment mine could not be made: TypeError: no such argument"):
-        ThreadWorkers(opener, 1, name="mine").submit(0, Reset(0))
+        workers.receive([0])
     spec = EnvSpec(suite=f"{__name__}:takes_two", allow_code=True)
     with pytest.raises(RunError, match=r"takes_two could not be made: TypeError: takes_two\(\) missing 1") as error:
         environment.make(spec)
@@ -293,6 +298,44 @@ def test_frames_are_kept_as_they_were_seen() -> None:
     stretch, frames = (answer(env, Run(ACTIONS), every_frame=True) for env in (expected, found))
     for one, other in ((start.observation, shown.observation), (stretch.observations, frames.observations)):  # pyright: ignore
         np.testing.assert_array_equal(one["state"], other["state"])
+
+
+def test_all_that_an_environment_does_is_done_by_one_thread_of_its_own() -> None:
+    """As a GL context asks for, of an environment that renders in its reset and steps too."""
+    did: dict[int, list[str]] = {}
+
+    class Told(Countdown):
+        def __init__(self, spec: EnvSpec) -> None:
+            super().__init__(spec)
+            self._note("made")
+
+        def _note(self, what: str) -> None:
+            did.setdefault(threading.get_ident(), []).append(what)
+
+        def reset(self, seed: int) -> Any:
+            self._note("reset")
+            return super().reset(seed)
+
+        def step(self, action: Any) -> Step:
+            self._note("step")
+            return super().step(action)
+
+        def images(self) -> Any:
+            self._note("images")
+            return super().images()
+
+        def close(self) -> None:
+            self._note("closed")
+
+    workers = ThreadWorkers(functools.partial(Told, EnvSpec(suite="own")), 3, name="told")
+    for request in (Reset(1), Run(ACTIONS[:2])):
+        for slot in range(3):
+            workers.submit(slot, request)
+        for slot in range(3):
+            workers.receive([slot])
+    workers.close()
+    assert list(did.values()) == 3 * [["made", "reset", "images", "step", "step", "images", "closed"]]
+    assert threading.get_ident() not in did
 
 
 def test_threads_close_their_environments() -> None:

@@ -133,6 +133,7 @@ def test_a_longer_run_is_the_same_as_one_that_was_made_longer(root: Path, tmp_pa
     whole, short = Run(root, tmp_path / "whole", steps=20), Run(root, tmp_path / "short", steps=6)
     whole.interact(2, 6)
     short.interact(2)
+    short.ript.sync()  # as before each save: the weights are written by a thread
     longer = Run(root, tmp_path / "short", steps=20)
     longer.ript.rewind(short.ript.position())
     longer.interact(6)

@@ -1,6 +1,7 @@
 """The online phase: what is executed and recorded, that going on anywhere repeats it, and how batches are mixed."""
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -48,14 +49,20 @@ class Line:
     fps = 10
     action_dim = 2
 
+    did: ClassVar[list[tuple[int, int, str]]] = []
+    """Which of them, in which thread, did what."""
+
     def __init__(self) -> None:
         self.t, self.total, self.seed = 0, 0.0, 0
+        self.did.append((id(self), threading.get_ident(), "make"))
 
     def reset(self, seed: int) -> Observation:
+        self.did.append((id(self), threading.get_ident(), "reset"))
         self.seed, self.t, self.total = seed, 0, 0.0
         return self.observation()
 
     def step(self, action: np.ndarray) -> Step:
+        self.did.append((id(self), threading.get_ident(), "step"))
         self.t, self.total = self.t + 1, self.total + float(action.sum()) + self.drift
         success = self.total >= 2
         return Step(self.observation(), -0.1 * self.t, success, terminated=success, truncated=self.t == 7)
@@ -79,7 +86,8 @@ class Line:
     def render(self, height: int, width: int) -> np.ndarray:
         return np.zeros((height, width, 3), np.uint8)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.did.append((id(self), threading.get_ident(), "close"))
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +122,20 @@ def saved(online: Online) -> dict[str, Any]:
 
 def run(online: Online, rounds: range) -> list[Any]:
     return [online.interact(STATE, 4 + 2 * i, never) for i in rounds]
+
+
+def test_each_environment_has_a_thread_of_its_own_and_is_closed(tmp_path: Path) -> None:
+    """A GL context belongs to one thread."""
+    Line.did.clear()
+    online = online_of(tmp_path, config_of(num_envs=2))
+    online.rewind(None)
+    run(online, range(4))
+    online.close()
+    env, thread = ({did[i] for did in Line.did} for i in (0, 1))
+    assert (len(env), len(thread), threading.get_ident() in thread) == (2, 2, False)
+    for one in env:
+        assert len({where for who, where, _ in Line.did if who == one}) == 1
+        assert [what for who, _, what in Line.did if who == one] == ["make", "reset", *4 * ["step"], "close"]
 
 
 def test_chunks_are_executed_whole_and_a_new_episode_begins_with_a_new_one(tmp_path: Path) -> None:
@@ -312,9 +334,11 @@ def test_a_run_goes_on_in_an_environment_that_shows_float64(tmp_path: Path, monk
     [
         (
             {"state": np.array([0.0, np.nan, 0.0])},
-            rf"^{TASK}: step\(\) observed 'state' with 1 of 3 numbers",
+            rf"^the environment {TASK} \(reset with seed \d+, step 3\): step\(\) observed 'state' with 1 of 3 numbers",
         ),
-        ({"reward": np.inf}, rf"^{TASK}: step\(\) gave the reward inf"),
+        ({"reward": np.inf}, rf"^the environment {TASK} \(reset with seed \d+, step 3\): step\(\) gave the reward inf"),
+        ({"reward": np.ones(1)}, r"step 3\): step\(\) gave the reward array\(\[1\.\]\); expected one number or bool"),
+        ({"reward": None}, r"step 3\): step\(\) gave the reward None; expected one number"),
     ],
 )
 def test_an_environment_that_gives_nan_ends_the_run_before_it_is_learnt_from(
