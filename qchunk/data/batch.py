@@ -103,8 +103,8 @@ class SpecificationForm:
 
         def convert(i: int) -> None:
             # By planes, copied and then divided in place: 1.4 times as fast as a copy of every third byte, which takes
-            # half the time of one division of them. The planes' memory is kept: new memory costs 0.7 ms at 480 x 640,
-            # its pages' first touch, where all of the rest takes 0.26.
+            # half the time of one division of them. The planes' memory is kept: where the C library hands it back, new
+            # pages cost 0.7 ms at 480 x 640, and all of the rest takes 0.26.
             image, floats = images[places[i]], out[places[i]]
             parts = [(image, floats)]
             if self._layout == "kchw":
