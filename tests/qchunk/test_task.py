@@ -173,20 +173,30 @@ def test_the_best_of_a_run_that_evaluates_nothing_is_refused_before_anything_is_
 
 
 @pytest.mark.parametrize(
-    ("env", "next_"),
+    ("env", "factory", "next_"),
     [
-        (None, "next: chunkwise serve RUN"),
-        ("cube-single-v0", "next: chunkwise evaluate RUN, chunkwise serve RUN"),
-        ("my_env:Cart", "next: chunkwise evaluate RUN --env my_env:Cart, chunkwise serve RUN"),
+        (None, None, "next: chunkwise serve RUN"),
+        ("cube-single-v0", None, "next: chunkwise evaluate RUN, chunkwise serve RUN"),
+        ("my_env:Cart", None, "next: chunkwise evaluate RUN --env my_env:Cart, chunkwise serve RUN"),
+        (
+            "a:B",
+            "iql:f",
+            "next: chunkwise evaluate RUN --allow-code iql:f --env a:B, chunkwise serve RUN --allow-code iql:f",
+        ),
     ],
 )
 def test_the_end_names_only_what_the_run_can_do(
-    env: str | None, next_: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    env: str | None,
+    factory: str | None,
+    next_: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     """Without an environment `evaluate` is refused, and code is named again."""
     monkeypatch.setattr(run_summary, "draw", lambda folder: folder)
     monkeypatch.setattr(run_summary, "videos_of", lambda folder: [])
-    bare(config=SimpleNamespace(eval=SimpleNamespace(env=env)), folder="RUN").finish()
+    config = SimpleNamespace(eval=SimpleNamespace(env=env), agent=SimpleNamespace(factory=factory))
+    bare(config=config, folder="RUN").finish()
     assert capsys.readouterr().out.splitlines()[-1] == next_
 
 

@@ -182,6 +182,7 @@ class AlohaEnv:
         self.task, self._spec = TASKS[spec.task], spec
         self.model = load_model(self.task.model)
         self.data = mujoco().MjData(self.model)
+        self._renderers: dict[tuple[int, int], Renderer] = {}
         limits = self.model.actuator_ctrlrange
         joints = [*range(6), *range(8, 14)]
         self.action_low, self.action_high = (
@@ -223,10 +224,14 @@ class AlohaEnv:
         Raises:
           ConfigError: If the machine cannot render.
         """
-        return _renderer(self.task.model, height, width).render(self.data, camera)
+        if (height, width) not in self._renderers:
+            self._renderers[height, width] = Renderer(self.model, height, width)
+        return self._renderers[height, width].render(self.data, camera)
 
     def close(self) -> None:
-        """Nothing is held that other environments of the process do not hold too."""
+        """Lets go of its GL contexts; the model is all environments' of the process."""
+        while self._renderers:
+            self._renderers.popitem()[1].close()
 
     def _geom(self, name: str) -> int:
         return _geom(self.task.model, name)
@@ -266,8 +271,3 @@ def joint_velocities(qvel: Float64[np.ndarray, " v"]) -> Float64[np.ndarray, "14
     """Joint velocities as ALOHA records them, per second."""
     left, right = qvel[[6, 14]] / (FINGER_OPEN - FINGER_CLOSED)
     return np.concatenate([qvel[:6], [left], qvel[8:14], [right]])
-
-
-@functools.lru_cache(maxsize=4)  # one a model and size for all scenes of the process
-def _renderer(name: str, height: int, width: int) -> Renderer:
-    return Renderer(load_model(name), height, width)
