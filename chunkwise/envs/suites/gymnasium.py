@@ -7,6 +7,8 @@ Gymnasium-Robotics and Meta-World do.
 """
 
 import importlib
+import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +43,8 @@ class GymnasiumEnv:
         if ":" in spec.task and not spec.allow_code:
             trust.refuse_code(f"env.task is {spec.task!r}, which would import Python code")
         renders = spec.video or RENDER in spec.cameras
+        if (renders or spec.cameras) and sys.platform == "linux" and "DISPLAY" not in os.environ:
+            os.environ.setdefault("MUJOCO_GL", "egl")  # Gymnasium tries GLFW first, which without a screen shows black
         # Gymnasium hands on what it is given, and a constructor without the parameter refuses even None.
         options = {"render_mode": "rgb_array"} if renders else {}
         try:
