@@ -273,7 +273,7 @@ def _against(ours: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, A
     }
     seeds = [seed for seed in ours if seed in first]
     if 0 < len(seeds) <= MOST_PAIRED:
-        differences = np.array([ours[seed]["score"] - first[seed]["score"] for seed in seeds])
+        differences = np.round([ours[seed]["score"] - first[seed]["score"] for seed in seeds], DIGITS)
         tests["paired_seeds"] = {"mean_difference": float(differences.mean()), "p": sign_flip_p(differences)}
     states = [(seed, state) for seed in seeds for state in ours[seed]["states"] if state in first[seed]["states"]]
     if states:

@@ -66,6 +66,14 @@ def test_one_run_has_no_interval_over_seeds(tmp_path: Path):
     assert "\n| agent.horizon=5 | 0.50 (-) | +1, p = 1 (signs flipped) |  |\n" in text
 
 
+def test_a_difference_in_the_last_bits_is_none(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), grid=GRID, metric="error", best="lowest")
+    write_errors(tmp_path, runs_of(study), {"1": (0.1 + 0.2, 0.1 + 0.2), "5": (0.3, 0.3)})
+    assert "| +0, p = 1 (signs flipped) |" in study_table.markdown(
+        study_table.table(study, runs_of(study), tmp_path, {}, {})
+    )
+
+
 def test_states_of_several_tasks_are_told_apart(tmp_path: Path):
     """Two tasks begin with the same seed and the same state; each of two runs solves another one of them."""
     study = StudyConfig(config="qchunk/debug", seeds=(0,), grid=GRID, evaluate=())

@@ -372,6 +372,15 @@ def test_recordings_whose_noises_are_those_of_before_say_no_more_than_before(
     assert "noise_by" not in json.loads((Path(config.data.path) / "meta/info.json").read_text())["synthetic"]
 
 
+def test_a_recording_says_so_where_one_task_alone_has_other_noises_than_before(
+    config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch
+):
+    """Of three noises and four episodes the first task had the first and third, and has the first and second."""
+    config = two_tasks(config, monkeypatch, episodes=4, noise=(0.0, 0.5, 1.0))
+    demonstrate(config)
+    assert json.loads((Path(config.data.path) / "meta/info.json").read_text())["synthetic"]["noise_by"] == "task"
+
+
 def test_one_task_has_its_noises_one_after_another_as_before(config: OpenpiRiptConfig):
     demonstrate(config)
     made = json.loads((Path(config.data.path) / "meta/info.json").read_text())["synthetic"]

@@ -54,15 +54,16 @@ class Line:
 
     def __init__(self) -> None:
         self.t, self.total, self.seed = 0, 0.0, 0
-        self.did.append((id(self), threading.get_ident(), "make"))
+        self.number = len(self.did)
+        self.did.append((self.number, threading.get_ident(), "make"))
 
     def reset(self, seed: int) -> Observation:
-        self.did.append((id(self), threading.get_ident(), "reset"))
+        self.did.append((self.number, threading.get_ident(), "reset"))
         self.seed, self.t, self.total = seed, 0, 0.0
         return self.observation()
 
     def step(self, action: np.ndarray) -> Step:
-        self.did.append((id(self), threading.get_ident(), "step"))
+        self.did.append((self.number, threading.get_ident(), "step"))
         self.t, self.total = self.t + 1, self.total + float(action.sum()) + self.drift
         success = self.total >= 2
         return Step(self.observation(), -0.1 * self.t, success, terminated=success, truncated=self.t == 7)
@@ -80,6 +81,7 @@ class Line:
     def images(self) -> Observation:
         """The first shows t, the second the sum of actions."""
         self.looked.append(self.t)
+        self.did.append((self.number, threading.get_ident(), "images"))
         shown = {"side": int(100 + 20 * self.total), "top": self.t}
         return {name: np.full((2, 3, 3), value % 256, np.uint8) for name, value in shown.items()}
 
@@ -87,7 +89,7 @@ class Line:
         return np.zeros((height, width, 3), np.uint8)
 
     def close(self) -> None:
-        self.did.append((id(self), threading.get_ident(), "close"))
+        self.did.append((self.number, threading.get_ident(), "close"))
 
 
 @pytest.fixture(autouse=True)
@@ -296,6 +298,7 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
     online.sync()
     records = read(tmp_path / "replay")
     assert len(Line.looked) == len(records) - position["rows"]
+    assert all(len({did[1] for did in Line.did if did[0] == number}) == 1 for number, *_ in Line.did)
     assert (records["images"][:, 0] == records["state"][:, 1][:, None, None, None]).all()
     batch: Any = online.replays[0].gather(np.arange(online.replays[0].starts))
     for name in ("observations", "next_observations"):
