@@ -353,9 +353,11 @@ def require_step(what: str, step: object) -> None:
     for name in ("reward", "success", "terminated", "truncated"):
         if not isinstance(value := getattr(step, name), numbers.Real | np.bool_) and np.shape(value) != ():
             raise RunError(f"{what} gave the {name} {value!r}; expected one number or bool, not an array")
-    if not isinstance(step.reward, numbers.Real | np.bool_ | np.ndarray):
-        raise RunError(f"{what} gave the reward {step.reward!r}; expected one number")
-    if not abs(float(step.reward)) <= LARGEST_REWARD:  # of 16 bits it would make the bound infinite
+    try:
+        reward = float(step.reward)  # of torch and jax, too
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{what} gave the reward {step.reward!r}; expected one number") from error
+    if not abs(reward) <= LARGEST_REWARD:  # of 16 bits it would make the bound infinite
         raise RunError(f"{what} gave the reward {step.reward}; expected a finite number, at most {LARGEST_REWARD:.2g}")
 
 

@@ -170,6 +170,24 @@ def test_only_what_is_not_finite_is_refused() -> None:
         require_finite("step()", {"x": np.array([1e39, 1.0])})  # infinite in the 32 bits that are kept
 
 
+def test_a_step_is_numbers_and_arrays_by_name() -> None:
+    step = Step({"state": np.zeros(1)}, 0.0, False, False, False)
+    for reward in (jnp.float32(1), np.array(1.0), np.float32(1), True, 2):
+        workers_lib.require_step("step()", dataclasses.replace(step, reward=reward))
+    wrong: list[tuple[str, Any, str]] = [
+        ("reward", np.ones(1), r"gave the reward array\(\[1\.\]\); expected one number or bool, not an array"),
+        ("reward", jnp.ones(1), "gave the reward .*; expected one number or bool, not an array"),
+        ("reward", None, "gave the reward None; expected one number"),
+        ("reward", "high", "gave the reward 'high'; expected one number"),
+        ("success", np.array([True, False]), "gave the success .*; expected one number or bool, not an array"),
+        ("terminated", [True], "gave the terminated .*; expected one number or bool, not an array"),
+        ("observation", None, "observed a NoneType; expected a dict of arrays by name"),
+    ]
+    for name, value, said in wrong:
+        with pytest.raises(RunError, match=rf"^step\(\) {said}$"):
+            workers_lib.require_step("step()", dataclasses.replace(step, **{name: value}))
+
+
 @pytest.mark.parametrize(
     ("reward", "refused"), [(3.4e38, False), (-3.5e38, True), (np.float16(np.inf), True), (np.nan, True)]
 )
