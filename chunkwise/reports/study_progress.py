@@ -138,7 +138,7 @@ def _most(runs: Sequence[Run], out: Path, found: dict[str, str], *, shared: bool
     for run in (run for group in alike if group is not most for run in group):
         found[run.folder] = (
             f"trained on other data than {most[0].folder}: {_differing(run, most[0], out, shared=shared)}. To compare "
-            "them train some again, all on the same files; a run whose folder is removed is"
+            "all on the files of today, remove the folders of those that had others, and give the command again"
         )
     return most
 

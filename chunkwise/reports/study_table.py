@@ -337,7 +337,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         lines.append(f"| {name(row)} | {better} | {by_seed} | {by_state} |")
     for heading, left_out in (
         ("Failed, and left out", found["failed"]),
-        ("Not finished or not evaluated, and in no row", found["unfinished"]),
+        ("No result yet, or none that compares, and in no row", found["unfinished"]),
         ("Not measured", found["not_measured"]),
         ("Evaluated with other settings than the study has now", found.get("evaluated_otherwise", {})),
     ):

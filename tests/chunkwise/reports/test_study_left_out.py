@@ -42,7 +42,7 @@ def test_a_run_that_is_not_at_its_end_is_no_result(tmp_path: Path):
     found = study_table.table(study, runs, tmp_path, {}, begun)
     assert list(found["rows"][0]["by_seed"]) == ["2"]
     listed = f"- {runs[0].folder}: at step 20 of {steps}\n- {runs[1].folder}: not begun\n"
-    assert f"\nNot finished or not evaluated, and in no row:\n\n{listed}" in study_table.markdown(found)
+    assert f"\nNo result yet, or none that compares, and in no row:\n\n{listed}" in study_table.markdown(found)
 
 
 def test_a_finished_run_that_goes_on_to_more_updates_is_on_its_way(tmp_path: Path):
