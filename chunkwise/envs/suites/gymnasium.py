@@ -43,7 +43,7 @@ class GymnasiumEnv:
         if ":" in spec.task and not spec.allow_code:
             trust.refuse_code(f"env.task is {spec.task!r}, which would import Python code")
         renders = spec.video or RENDER in spec.cameras
-        if (renders or spec.cameras) and sys.platform == "linux" and "DISPLAY" not in os.environ:
+        if sys.platform == "linux" and "DISPLAY" not in os.environ:  # also unasked: an observation may be an image
             os.environ.setdefault("MUJOCO_GL", "egl")  # Gymnasium tries GLFW first, which without a screen shows black
         # Gymnasium hands on what it is given, and a constructor without the parameter refuses even None.
         options = {"render_mode": "rgb_array"} if renders else {}

@@ -1,6 +1,7 @@
 """Gymnasium's environments behind our protocol: what they show, take and say, by ones whose answers are known."""
 
 import dataclasses
+import os
 import re
 import warnings
 from typing import Any
@@ -153,6 +154,22 @@ def test_actions_lie_within_bounds_of_another_type_and_a_constructor_needs_no_re
     for changes in ({"video": True}, {"cameras": ("render",), "image_size": (4, 6)}):
         with pytest.raises(ConfigError, match="Wide-v0 cannot render: its constructor takes no render_mode"):
             make(dataclasses.replace(spec, **changes))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("display", "given", "found"), [(None, None, "egl"), (None, "osmesa", "osmesa"), (":0", None, None)]
+)
+def test_without_a_screen_gymnasium_renders_by_egl(
+    display: Any, given: Any, found: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Asked for images or not: what is observed may be rendered, in the constructor already."""
+    monkeypatch.setattr("sys.platform", "linux")
+    for name, value in (("DISPLAY", display), ("MUJOCO_GL", given)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    make(EnvSpec(suite="gymnasium", task="Line-v0"))
+    assert os.environ.get("MUJOCO_GL") == found
 
 
 def test_mujocos_positions_are_part_of_the_state():
