@@ -7,9 +7,11 @@
 Writes <run>/evaluation.json and, for waypoints, <run>/evaluation.png.
 """
 
+import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -416,11 +418,6 @@ _DRIVING_FLAGS = (
 
 def _drive(runs: list[Path], given: dict[str, float], *, out: Path | None, as_json: bool) -> int:
     """Drives runs in closed loop, and prints what each is worth."""
-    if out is not None and len(runs) > 1:
-        raise ConfigError(f"--out {out}: expected one run, whose report is written there, found {len(runs)}")
-    for flag, lowest, _, _ in _DRIVING_FLAGS:
-        if flag in given and not lowest <= given[flag] < math.inf:
-            raise ConfigError(f"--{flag} is {given[flag]:g}; expected at least {lowest:g}, and a finite number")
     asked: dict[str, Any] = {flag.replace("-", "_"): value for flag, value in given.items()}
     for name, run in zip(names_of(runs), runs, strict=True):
         report = routes.evaluate_run(run, **asked, out=out)
@@ -428,8 +425,13 @@ def _drive(runs: list[Path], given: dict[str, float], *, out: Path | None, as_js
     return 0
 
 
-def main() -> int:
-    """Command line."""
+def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Reads a command line, None is this process's; `driving` has the given ones of _DRIVING_FLAGS.
+
+    Raises:
+      ConfigError: A number is out of its range, or a flag has no effect beside the others.
+      SystemExit: A flag is unknown, or its value is.
+    """
     parser = Parser(
         prog="python -m driving.evaluate",
         description="Compares runs on held-out drives with one another, and with predictors that see no image "
@@ -447,17 +449,27 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="--closed-loop: print the report as one JSON object")
     told = "--closed-loop: file of the report; default: one in RUN/evaluations"
     parser.add_argument("--out", type=Path, metavar="FILE", help=told)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    given = {flag: value for flag, *_ in _DRIVING_FLAGS if (value := getattr(arguments, flag)) is not None}
+    arguments.driving = given
+    alone = [flag for flag, on in (("json", arguments.json), ("out", arguments.out is not None)) if on]
+    if not arguments.closed_loop and (given or alone):
+        flags = ", ".join(f"--{flag}" for flag in (*given, *alone))
+        raise ConfigError(f"{flags}: expected with --closed-loop alone; without it a run is measured on its dataset")
+    if arguments.out is not None and (found := len(arguments.runs)) > 1:
+        raise ConfigError(f"--out {arguments.out}: expected one run, whose report is written there, found {found}")
+    for flag, lowest, _, _ in _DRIVING_FLAGS:
+        if flag in given and not lowest <= given[flag] < math.inf:
+            raise ConfigError(f"--{flag} is {given[flag]:g}; expected at least {lowest:g}, and a finite number")
+    return arguments
+
+
+def main() -> int:
+    """Command line."""
     try:
-        given = {flag: value for flag, *_ in _DRIVING_FLAGS if (value := getattr(arguments, flag)) is not None}
+        arguments = read_arguments(None)
         if arguments.closed_loop:
-            return _drive(arguments.runs, given, out=arguments.out, as_json=arguments.json)
-        alone = [flag for flag, on in (("json", arguments.json), ("out", arguments.out is not None)) if on]
-        if given or alone:
-            flags = ", ".join(f"--{flag}" for flag in (*given, *alone))
-            raise ConfigError(
-                f"{flags}: expected with --closed-loop alone; without it a run is measured on its dataset"
-            )
+            return _drive(arguments.runs, arguments.driving, out=arguments.out, as_json=arguments.json)
         results = []
         for name, run in zip(names_of(arguments.runs), arguments.runs, strict=True):
             made = run / REPORT

@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from chunkwise.cli import command
@@ -136,9 +137,6 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 
     run: Path = arguments.run
-    for name, least in (("episodes", 1), ("video", 0)):
-        if (value := getattr(arguments, name)) is not None and value < least:
-            raise ConfigError(f"--{name} is {value}; expected at least {least}")
     require_place(arguments.out, videos=bool(arguments.video))
     config = read_config(run)
     if config.env is None or config.eval is None:
@@ -147,10 +145,6 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     if arguments.env is not None:
         env = environment_of(env, arguments.env, arguments.prompt, arguments.python)
         own = own.with_stem(f"{own.stem}-{re.sub(r'[^A-Za-z0-9_-]+', '-', arguments.env)}")
-    elif arguments.prompt is not None:
-        raise ConfigError("--prompt: expected --env, the environment that it is for")
-    elif arguments.python:
-        raise ConfigError("--python: expected --env, the environment that it is for")
     if arguments.initial_states is not None:
         env, own = published(env, arguments.initial_states, own)
     execute = arguments.execute
@@ -204,8 +198,13 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
         write_video(collector, out.with_suffix(""), out.with_suffix(".mp4"), episodes=count)
 
 
-def main(argv: list[str]) -> int:
-    """Command line; returns the exit code."""
+def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads a command line; `act` is what does it.
+
+    Raises:
+      ConfigError: A number is out of its range, or a flag goes with one that is not there.
+      SystemExit: A flag is unknown, or its value is.
+    """
     parser = command.Parser(
         prog="python -m openpi_ript.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -235,7 +234,22 @@ def main(argv: list[str]) -> int:
     pair.add_argument("b", type=Path)
     pair.set_defaults(act=lambda found: print(compare_evaluations(Evaluation.load(found.a), Evaluation.load(found.b))))
     arguments = parser.parse_args(argv)
+    if arguments.act is not evaluate_run:
+        return arguments
+    for name, least in (("episodes", 1), ("video", 0)):
+        if (value := getattr(arguments, name)) is not None and value < least:
+            raise ConfigError(f"--{name} is {value}; expected at least {least}")
+    behind = {"prompt": arguments.prompt is not None, "python": bool(arguments.python)}
+    if arguments.env is None and any(behind.values()):
+        name = next(name for name, given in behind.items() if given)
+        raise ConfigError(f"--{name}: expected --env, the environment that it is for")
+    return arguments
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit code."""
     try:
+        arguments = read_arguments(argv)
         arguments.act(arguments)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ plays the episodes that the run plays at its end, and writes RUN/evaluations/ste
 from the run's own in the name.
 """
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -304,8 +305,13 @@ def write_video(
     return render.write_some(opener, rollouts, path, count, clips=clips)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
+def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Reads a command line; None is this process's.
+
+    Raises:
+      ConfigError: A number is out of its range.
+      SystemExit: A flag is unknown, or its value is.
+    """
     parser = Parser(
         prog="python -m qchunk.evaluate",
         description="Evaluates a checkpoint of a run in its environment.",
@@ -331,10 +337,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
     parser.add_argument("--allow-code", metavar="MODULE:FUNCTION", help="agent.factory of the run, where you trust it")
     arguments = parser.parse_args(argv)
+    for name in ("episodes", "execute", "max_steps", "num_envs", "video"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
     try:
-        for name in ("episodes", "execute", "max_steps", "num_envs", "video"):
-            if (value := getattr(arguments, name)) is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
+        arguments = read_arguments(argv)
         evaluation.require_place(arguments.out, videos=arguments.video is not None)
         policy = load_policy(arguments.run, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)
         if not isinstance(policy, QChunkPolicy):

@@ -40,11 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         prepare_place(found.html, option="--html")
     rows = results.rows_of_results(runs)
     try:
-        lines = results.texts(rows, results.columns_of(rows, found.metric)) if rows else []
+        columns = results.columns_of(rows, found.metric) if rows else []
     except ValueError as error:
         raise ConfigError(f"--metric: {error}") from error
+    lines = results.texts(rows, columns) if rows else []
     written = {"text": results.plain, "markdown": results.markdown, "latex": results.latex}[found.format]
     print(written(lines) if lines else "none of the runs was evaluated")
+    if not found.metric and (rest := results.not_shown(rows, columns)):
+        print(f"not shown: {', '.join(map(printable, rest))} (--metric NAME)", file=sys.stderr)
     if found.html is not None:
         whole = page(runs, beside=found.html.resolve().parent, film_mib=found.film_mib)
         with told_place(found.html, option="--html"):

@@ -39,11 +39,12 @@ def page(runs: Mapping[str, RunRecord], *, beside: Path, refresh_s: int = 0, fil
       film_mib: Room for the videos of single episodes, which only a page of several runs has.
     """
     rows = results.rows_of_results(runs)
-    lines = results.texts(rows, results.columns_of(rows)) if rows else []
+    columns = results.columns_of(rows)
+    lines = results.texts(rows, columns) if rows else []
     filmed = states.filmed(runs, room=film_mib * 2**20) if len(runs) > 1 else states.Filmed()
     pairs = itertools.combinations(runs.items(), 2)
     sections = {
-        "Results": _results(lines),
+        "Results": _results(lines, results.not_shown(rows, columns)),
         "Outcomes": "".join(states.paired(*pair, filmed) for pair in pairs),
         "Videos by initial state": states.films(runs, filmed),
         "Tasks": _tasks(runs),
@@ -92,12 +93,14 @@ def _about(name: str, record: RunRecord) -> str:
     return f'<p>{line}<br><span class="soft"><code>{command}</code></span></p>'
 
 
-def _results(lines: Sequence[Sequence[str]]) -> str:
+def _results(lines: Sequence[Sequence[str]], rest: Sequence[str]) -> str:
+    """The table, and the names of measured metrics that are not in it."""
     if not lines:
         return '<p class="soft">No evaluation yet.</p>'
     head, *body = [[text(cell) for cell in line] for line in lines]
     pasted = f"<pre>{text(results.markdown(lines))}</pre><pre>{text(results.latex(lines))}</pre>"
-    note = '<p class="soft">The newest evaluation of each; intervals are 95 %.</p>'
+    more = f" Not in the table: {text(', '.join(rest))}." if rest else ""
+    note = f'<p class="soft">The newest evaluation of each; intervals are 95 %.{more}</p>'
     return f"{table(head, body)}{note}<details><summary>as Markdown and LaTeX</summary>{pasted}</details>"
 
 

@@ -101,6 +101,12 @@ def columns_of(rows: Sequence[Row], chosen: Sequence[str] = ()) -> list[str]:
     return list(chosen) or ordered[:MOST_COLUMNS]
 
 
+def not_shown(rows: Iterable[Row], columns: Sequence[str]) -> list[str]:
+    """Returns the metrics of rows that a table of these columns leaves out, but parts of errors (`is_part`)."""
+    known = dict.fromkeys(metric for row in rows for metric in row.cells)
+    return [metric for metric in known if metric not in columns and not is_part(metric)]
+
+
 def texts(rows: Iterable[Row], columns: Sequence[str]) -> list[list[str]]:
     """Returns the table as texts: a line of headings, then a line a row."""
     lines = [["run", "policy", "updates", "episodes", *columns]]

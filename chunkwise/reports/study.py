@@ -12,6 +12,8 @@ import argparse
 import concurrent.futures
 import contextlib
 import functools
+import importlib
+import io
 import itertools
 import os
 import re
@@ -27,6 +29,7 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.cli.progress import live_table
+from chunkwise.cli.verbs import resolve
 from chunkwise.config.saved import is_run
 from chunkwise.config.study import Run, StudyConfig, read_study, runs_of
 from chunkwise.distributed.cores import cores
@@ -280,6 +283,32 @@ def _is_left(study: StudyConfig, run: Run, out: Path) -> bool:
         return True
 
 
+def _require_evaluable(study: StudyConfig, runs: Sequence[Run], out: Path) -> None:
+    """Raises ConfigError where `chunkwise evaluate` would not take a study's `evaluate`: before a run is trained."""
+    if study.evaluate is None:
+        return
+    folder = out / runs[0].folder
+    words = [
+        "evaluate",
+        runs[0].config.package,
+        str(folder),
+        "--out",
+        str(folder / study_table.EVALUATION),
+        *study.evaluate,
+    ]
+    module, words = resolve(words)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            importlib.import_module(module).read_arguments(words)
+    except (ConfigError, SystemExit) as error:
+        why = error if isinstance(error, ConfigError) else said.getvalue().strip().rpartition("\n")[2]
+        given = shlex.join(study.evaluate)
+        raise ConfigError(
+            f"the study's evaluate is {given!r}, which chunkwise evaluate does not take: {why}"
+        ) from error
+
+
 def _submit(name: str, command: Sequence[str], out: Path, numbers: Sequence[int], places: argparse.Namespace) -> None:
     """Writes the script of an array of Slurm, and submits it, or shows it."""
     try:
@@ -311,6 +340,8 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         require_no_pattern(Path(os.path.realpath(out)), "--out")
         file = os.path.abspath(arguments.study) if arguments.study.endswith(".py") else arguments.study
         command = [sys.executable, "-m", "chunkwise", "study", file, "--out", str(out)]
+        if not arguments.table:
+            _require_evaluable(study, runs, out)
         if arguments.only is not None:
             if not 0 <= arguments.only < len(runs):
                 raise ConfigError(f"--only is {arguments.only}; expected 0 to {len(runs) - 1}")

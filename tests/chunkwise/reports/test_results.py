@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chunkwise.reports import results, states
+from chunkwise.reports import compare, results, states
 from chunkwise.reports.page import page
 from chunkwise.reports.run_record import RunRecord, read_run
 from tests.chunkwise.reports.test_page import evaluated, write_run
@@ -88,6 +88,20 @@ def test_parts_of_an_error_come_after_what_is_whole():
     cells = {name: results.Cell(value=1.0) for name in metrics}
     row = results.Row(run="a", policy="policy", step=1, episodes=None, cells=cells)
     assert results.columns_of([row]) == ["success", *metrics[3:5], *metrics[:3]]
+
+
+def test_what_a_table_leaves_out_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Eight columns are shown; a metric of one step of the chunk is left out without a word."""
+    more = {f"policy/m{k}": float(k) for k in range(9)} | {"policy/error_step_1": 0.5}
+    run = write_run(tmp_path / "a", [evaluated(20, 0.5) | more])
+    assert compare.main([str(run)]) == 0
+    told = capsys.readouterr()
+    assert "m5" in told.out
+    assert "m6" not in told.out
+    assert told.err == "not shown: m6, m7, m8 (--metric NAME)\n"
+    assert "Not in the table: m6, m7, m8." in page({"a": read_run(run)}, beside=tmp_path)
+    assert compare.main([str(run), "--metric", "m7"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def measured(folder: Path, *files: tuple[dict[str, Any], int, int], tasks: bool = False, step: int = 20) -> RunRecord:

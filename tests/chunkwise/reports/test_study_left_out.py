@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,32 @@ def test_a_word_in_place_of_words_is_refused(name: str):
     given: dict[str, Any] = {name: "--episodes 3"}
     with pytest.raises(ValueError, match=f"{name} is '--episodes 3'; .* such as .'--episodes', '3'."):
         StudyConfig(config="qchunk/debug", seeds=(0,), **given)
+
+
+@pytest.mark.parametrize(
+    ("config", "metric", "flags", "why"),
+    [
+        ("qchunk/debug", "success", ("--episode", "four"), "argument --episodes: invalid int value: 'four'"),
+        ("qchunk/debug", "success", ("--chunks", "4"), "unrecognized arguments: --chunks 4"),
+        ("qchunk/debug", "success", ("--episodes", "0"), "--episodes is 0; expected a number above 0"),
+        ("openpi_ript/debug", "success", ("--checkpoint", "best"), "unrecognized arguments: --checkpoint best"),
+        ("openpi_ript/debug", "success", ("--prompt", "lift"), "--prompt: expected --env"),
+        ("driving/debug", "score", ("--episodes", "4"), "--episodes, --out: expected with --closed-loop"),
+        ("driving/debug", "score", ("--closed-loop", "--hold", "0"), "--hold is 0; expected at least 1"),
+    ],
+)
+def test_flags_that_evaluate_does_not_take_are_found_before_a_run_is_trained(
+    config: str, metric: str, flags: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file, out = tmp_path / "mine.py", tmp_path / "out"
+    given = f"config={config!r}, seeds=(0, 1), metric={metric!r}, evaluate={flags!r}"
+    file.write_text(f"from chunkwise.config.study import StudyConfig\ndef get_study(): return StudyConfig({given})\n")
+    assert program.main([str(file), "--out", str(out)]) == 64
+    said = f"error: the study's evaluate is {shlex.join(flags)!r}, which chunkwise evaluate does not take: "
+    told = capsys.readouterr().err
+    assert told.startswith(said), told
+    assert why in told
+    assert not out.exists()
 
 
 def test_a_flag_that_another_cell_reads_is_no_fault():
