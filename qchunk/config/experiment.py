@@ -46,6 +46,10 @@ class OnlineConfig:
     """Share of online rows in a batch: 0.5 is RLPD's symmetric sampling. None draws from dataset and online
     transitions together, as Q-chunking does: the share grows with them."""
 
+    def fixed_rows(self, rows: int) -> int | None:
+        """Returns how many rows of a batch are online ones by online_ratio; None without it."""
+        return None if self.online_ratio is None else round(self.online_ratio * rows)
+
     def __post_init__(self) -> None:
         require_positive(self, "steps", "updates_per_step", "num_envs")
         require_non_negative(self, "start", "warmup")

@@ -69,8 +69,11 @@ def judge(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
     Raises:
       DataError: With data.action_norm none or mean_std most frames are out of reach, or no episode teaches anything, or
         no success does. It says what to change.
-      ConfigError: All chunks of the dataset are partial, and agent.partial_chunks drops them.
+      ConfigError: All chunks of the dataset are partial, and agent.partial_chunks drops them; or online.online_ratio
+        leaves one side without a row.
     """
+    if not config.run.resume:
+        _require_both_sides(config)
     may_refuse = config.agent.factory is None and not config.run.resume
     if may_refuse:
         _require_whole_chunks(config, dataset)
@@ -149,6 +152,20 @@ def _judge_ends(config: QChunkConfig, dataset: Dataset, *, may_refuse: bool) -> 
 def _is_cut_off(config: QChunkConfig, episode: Episode) -> bool:
     """Whether time cut an episode off before the state after its last action was recorded."""
     return not episode.terminated.any() and len(episode.states[config.data.observation]) <= episode.length
+
+
+def _require_both_sides(config: QChunkConfig) -> None:
+    """Raises ConfigError where a share of online rows is rounded to none or to all, and is not 0 or 1."""
+    if config.online is None or (ratio := config.online.online_ratio) is None:
+        return
+    batch = config.train.batch_size
+    rows = config.online.fixed_rows(batch)
+    if (rows == 0 and ratio > 0) or (rows == batch and ratio < 1):
+        raise ConfigError(
+            f"online.online_ratio is {ratio:g}, which of train.batch_size {batch} is {rows} rows: batches would have "
+            f"{'no online row' if rows == 0 else 'no row of the dataset'}. Expected a larger "
+            f"train.batch_size, or {'0' if rows == 0 else '1'} where that is meant"
+        )
 
 
 def _require_whole_chunks(config: QChunkConfig, dataset: Dataset) -> None:

@@ -243,8 +243,8 @@ def online_rows(
     """
     if not online_starts:
         return 0
-    if online.online_ratio is not None:
-        return round(online.online_ratio * rows)
+    if (fixed := online.fixed_rows(rows)) is not None:
+        return fixed
     return int(rng.binomial(rows, online_starts / (online_starts + offline_starts)))
 
 

@@ -276,3 +276,29 @@ def test_successes_that_time_cut_off_are_never_trained_on(
     trained = pool.training(pool.gather(episode, rows), rows)
     if refused and rewards[0] is SPARSE:
         assert not trained["rewards"].any(), "success and failure are the same to the critic"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "batch", "said"),
+    [
+        (0.1, 4, "of train.batch_size 4 is 0 rows: .* no online row. Expected a larger train.batch_size, or 0 where"),
+        (0.9, 4, "of train.batch_size 4 is 4 rows: .* no row of the dataset. Expected a larger .*, or 1 where"),
+        (0.125, 4, "is 0 rows"),
+        (0.13, 4, None),
+        (0.1, 8, None),
+        (0.0, 4, None),
+        (1.0, 4, None),
+        (None, 4, None),
+    ],
+)
+def test_a_share_of_online_rows_that_is_rounded_to_none_or_all_is_refused(
+    ratio: float | None, batch: int, said: str | None, tmp_path: Path
+):
+    cfg = config(recorded(tmp_path, np.random.default_rng(0).normal(size=(9, ACTION))), action_norm="min_max")
+    online = OnlineConfig(env="x", steps=5, start=1, online_ratio=ratio)
+    cfg = dataclasses.replace(cfg, online=online, train=dataclasses.replace(cfg.train, steps=6, batch_size=batch))
+    opened = data.open_dataset(cfg)
+    with contextlib.nullcontext() if said is None else pytest.raises(ConfigError, match=said):
+        reach.judge(cfg, opened)
+    goes_on = dataclasses.replace(cfg, run=RunConfig(dir=str(tmp_path / "run"), resume=True))
+    reach.judge(goes_on, opened)
