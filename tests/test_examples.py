@@ -32,11 +32,26 @@ with open(os.environ["LOG"] + "-cores", "w") as file:
 codes = os.environ["CODES"].split()
 sys.exit(int(codes[min(started, len(codes) - 1)]))
 """
-# A machine of $HOSTS hosts whose home is this folder.
+# A machine of $HOSTS hosts whose home is this folder; what is done with it is in the file calls. Its calls of a kind
+# answer with the words of HOSTS, STATES and SETUPS one after another, the last one again and again; "-" fails.
 GCLOUD = """#!/bin/bash
+next() {
+  echo "$1" >> "$HOME/calls"
+  local -a words=($2)
+  local made=$(grep -cx "$1" "$HOME/calls")
+  local word="${words[$((made <= ${#words[@]} ? made - 1 : ${#words[@]} - 1))]}"
+  case $word in
+    NONE) echo "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: no such machine" >&2; exit 1 ;;
+    -) echo "ERROR: no answer" >&2; exit 1 ;;
+  esac
+  echo "$word"
+}
 case "$*" in
-  *networkEndpoints*) echo "$HOSTS" ;;
-  *'value(state)'*) echo READY ;;
+  *networkEndpoints*) next hosts "$HOSTS" ;;
+  *'value(state)'*) next state "$STATES" ;;
+  *' delete '*) echo delete >> "$HOME/calls" ;;
+  *' create '*) echo create >> "$HOME/calls" ;;
+  *--worker=all*) bash -n -c "${!#}" && exit "$(next setup "$SETUPS")" ;;
   *) cd "$HOME" && exec bash -c "${!#}" ;;
 esac
 """
@@ -52,6 +67,7 @@ def stands_in(tmp_path: Path) -> dict[str, str]:
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     settings = {"RUN": "/shared/a run", "DATA": "/shared/data", "ZONE": "here", "REPOSITORY": "x", "HOSTS": "2"}
+    settings |= {"STATES": "READY", "SETUPS": "0", "PAUSE": "0", "TRIES": "3"}
     settings |= {"SLURM_CPUS_PER_TASK": "64"}  # of sbatch, which sets it for the script
     settings |= {"PYTHON": str(binaries / "python"), "LOG": str(tmp_path / "log"), "HOME": str(tmp_path)}
     return os.environ | settings | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "CODES": "0"}
@@ -130,6 +146,43 @@ def test_tpu_goes_on_where_it_was_stopped_or_left_alone(
     """Two hosts, so two codes a start; at most two restarts."""
     found, said, started = run(commands()["tpu"], stands_in | {"CODES": codes, "MAX_RESTARTS": "2"})
     assert (found, len(started)) == (expected, starts), said
+
+
+def calls_of_tpu(environment: dict[str, str]) -> tuple[int, list[str], int]:
+    """The exit code of tpu.sh, what was done with machines and asked of them in order, and starts of the program."""
+    found, _, started = run(commands()["tpu"], environment)
+    calls = (Path(environment["HOME"]) / "calls").read_text().split()
+    return found, calls, len(started)
+
+
+def test_tpu_asks_again_where_a_call_fails(stands_in: dict[str, str]):
+    """A call that fails says nothing: no machine is deleted for it, and no training counts as done."""
+    round_ = ["state", "setup", "hosts"]
+    found = calls_of_tpu(stands_in | {"HOSTS": "2 - 2", "CODES": "75 75 0 0", "MAX_RESTARTS": "2"})
+    assert found == (0, round_ * 3, 4)
+    Path(stands_in["HOME"], "calls").unlink()
+    assert calls_of_tpu(stands_in | {"STATES": "- - READY"}) == (0, ["state"] * 2 + round_, 2)
+    Path(stands_in["HOME"], "calls").unlink()
+    Path(stands_in["LOG"]).write_text("")
+    for hosts in ("-", "0"):
+        environment = stands_in | {"HOSTS": hosts, "MAX_RESTARTS": "1"}
+        done = subprocess.run(commands()["tpu"], env=environment, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, Path(stands_in["LOG"]).read_text()) == (255, ""), done.stdout
+
+
+@pytest.mark.parametrize("state", ["NONE", "PREEMPTED", "TERMINATED"])
+def test_tpu_makes_a_machine_where_there_is_none_or_it_was_taken(state: str, stands_in: dict[str, str]):
+    calls = ["state", "delete", "create", "setup", "hosts"]
+    assert calls_of_tpu(stands_in | {"STATES": state}) == (0, calls, 2)
+
+
+def test_tpu_sets_a_machine_up_again_where_that_failed(stands_in: dict[str, str]):
+    found = calls_of_tpu(stands_in | {"SETUPS": "255 1 0", "STATES": "NONE READY PREEMPTED READY"})
+    tries = ["state", "delete", "create", "setup", "state", "setup", "state", "delete", "create", "setup", "hosts"]
+    assert found == (0, tries, 2)
+    Path(stands_in["HOME"], "calls").unlink()
+    done = subprocess.run(commands()["tpu"], env=stands_in | {"SETUPS": "2"}, capture_output=True, timeout=60)
+    assert (done.returncode, Path(stands_in["HOME"], "calls").read_text().split()) == (2, ["state", "setup"] * 3)
 
 
 def test_kubernetes_and_skypilot_restart_on_these_codes():

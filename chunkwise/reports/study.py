@@ -12,9 +12,12 @@ import argparse
 import concurrent.futures
 import contextlib
 import functools
+import hashlib
 import importlib
 import io
 import itertools
+import json
+import math
 import os
 import re
 import shlex
@@ -32,6 +35,7 @@ from chunkwise.cli.progress import live_table
 from chunkwise.cli.verbs import resolve
 from chunkwise.config.saved import is_run
 from chunkwise.config.study import Run, StudyConfig, read_study, runs_of
+from chunkwise.distributed import stopping
 from chunkwise.distributed.cores import cores
 from chunkwise.distributed.jobs import do_all
 from chunkwise.distributed.ray_cluster import add_flag
@@ -41,7 +45,7 @@ from chunkwise.files.place import prepare_place, require_no_pattern, told_place
 from chunkwise.printable import say
 from chunkwise.reports import study_table
 from chunkwise.reports.run_record import last_word
-from chunkwise.reports.study_fleet import StudyWorker, leashed, lost_run, script, submit
+from chunkwise.reports.study_fleet import StudyWorker, leashed, lost_run, require_sbatch, script, submit
 from chunkwise.reports.study_progress import (
     COLUMNS,
     NOT_EVALUATED,
@@ -54,6 +58,8 @@ from chunkwise.reports.study_progress import (
     unfinished,
 )
 
+OF = "--of"
+"""Flag by which a job says whose number it has: that of `digest_of`."""
 ASK_AGAIN = 0.2
 """Seconds between two looks at a process."""
 BUSY_SECONDS = 5.0
@@ -147,7 +153,9 @@ def train_all(
             future.result()
     finally:
         processes.stopping.set()
-        threads.shutdown(cancel_futures=True)
+        # However long they take to save: an array's task, and a container, kill what is left when the study has ended.
+        with stopping.watched() as watch:
+            watch.attend(lambda: threads.shutdown(cancel_futures=True), None, math.inf)
     return failed
 
 
@@ -310,7 +318,12 @@ def _require_evaluable(study: StudyConfig, runs: Sequence[Run], out: Path) -> No
 
 
 def _submit(name: str, command: Sequence[str], out: Path, numbers: Sequence[int], places: argparse.Namespace) -> None:
-    """Writes the script of an array of Slurm, and submits it, or shows it."""
+    """Writes the script of an array of Slurm, and submits it, or shows it; says so where the job behind it is refused.
+
+    Raises:
+      ConfigError: --sbatch is no words, there is no sbatch, or it refuses the array.
+      StorageError: The script cannot be written.
+    """
     try:
         options = shlex.split(places.sbatch)
     except ValueError as error:
@@ -319,14 +332,19 @@ def _submit(name: str, command: Sequence[str], out: Path, numbers: Sequence[int]
     if places.dry_run:
         print(text, end="")
         return
+    require_sbatch()
     path = out / "slurm.sh"
     prepare_place(path)
     with told_place(out):
         make_folders(out / "logs")
         write_durably(path, text)
-    array, table = submit(path, options, command)
-    say(f"{path}: {len(numbers)} runs are the array {array}, and job {table} writes the table behind it")
-    say(f"{shlex.join([*command, '--watch'])} shows how far they are")
+    array, table, refused = submit(path, options, command)
+    said = f"{path}: {len(numbers)} runs are the array {array}"
+    if refused:
+        say(f"{said}; the job of the table behind it was refused: {refused}. --table writes it later", error=True)
+    else:
+        say(f"{said}, and job {table} writes the table behind it")
+    say(f"{shlex.join(_for_people(command))} --watch shows how far they are")
 
 
 def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = print) -> int:
@@ -339,7 +357,12 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         out = Path(os.path.abspath(arguments.out or Path("studies") / name))
         require_no_pattern(Path(os.path.realpath(out)), "--out")
         file = os.path.abspath(arguments.study) if arguments.study.endswith(".py") else arguments.study
-        command = [sys.executable, "-m", "chunkwise", "study", file, "--out", str(out)]
+        command = [sys.executable, "-m", "chunkwise", "study", file, "--out", str(out), OF, digest_of(runs)]
+        if arguments.of is not None and arguments.of != digest_of(runs):
+            raise ConfigError(
+                f"{file}: its runs are no longer those that were submitted, so that a number means another one; submit "
+                "it again, and change a copy of a study whose jobs wait"
+            )
         if not arguments.table:
             _require_evaluable(study, runs, out)
         if arguments.only is not None:
@@ -419,6 +442,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="list the commands, and what is finished; train nothing")
     parser.add_argument("--watch", action="store_true", help="train nothing; show the runs until all are finished")
     parser.add_argument("--table", action="store_true", help="train nothing; write the table of what is there")
+    parser.add_argument(OF, dest="of", metavar="DIGEST", help=argparse.SUPPRESS)  # of the jobs that it submits
     parser.add_argument("--only", type=int, metavar="NUMBER", help="train one run, counted from 0; write no table")
     return parser
 
@@ -438,6 +462,16 @@ def _require_places(arguments: argparse.Namespace) -> None:
         raise ConfigError("--cores is for --fleet and --slurm; else the cores are divided among --workers")
     if arguments.sbatch and not arguments.slurm:
         raise ConfigError("--sbatch is for --slurm")
+
+
+def digest_of(runs: Sequence[Run]) -> str:
+    """Returns what tells the runs of a study from those of another, in their order: a job knows its run by number."""
+    return hashlib.sha256(json.dumps([(run.folder, run.words) for run in runs]).encode()).hexdigest()[:12]
+
+
+def _for_people(command: Sequence[str]) -> list[str]:
+    """A study's command without what its jobs alone are given."""
+    return list(command[: command.index(OF)])
 
 
 def _code_of(why: str) -> int:

@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -51,12 +53,13 @@ _SCRIPT = """\
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 # A run of a study each. Stopped ahead of the time limit, or with its machine lost, it is queued again, and goes on.
+# 75: stopped, and saved; 143: stopped while it began. Any other code would come again: 134 too, of a run that crashed.
 set -u
 # Since Slurm 22.05 srun no longer takes --cpus-per-task from sbatch, whose own -c goes before the line above.
 srun --cpus-per-task="${{SLURM_CPUS_PER_TASK:-{cores}}}" --kill-on-bad-exit=0 {command} --only "$SLURM_ARRAY_TASK_ID"
 code=$?
 case $code in
-  75 | 76 | 134)
+  75 | 143)
     if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
       exec scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
     fi
@@ -154,45 +157,72 @@ def script(
       numbers: Of the runs that are not complete, ascending.
       workers: Runs at once; None: as many as Slurm finds room for.
       cores: Of each.
+
+    Raises:
+      ConfigError: Slurm would read the folder's path as another one.
     """
     at_once = "" if workers is None else f"%{workers}"
     return _SCRIPT.format(
         name=shlex.quote(f"study-{name}"),
         array=_ranges(numbers) + at_once,
         cores=cores,
-        log=shlex.quote(str(out / "logs/slurm-%A-%a.txt")),
+        log=shlex.quote(f"{_pattern(out)}/logs/slurm-%A-%a.txt"),
         command=shlex.join(command),
         restarts=MAX_RESTARTS,
     )
 
 
-def submit(path: Path, options: Sequence[str], command: Sequence[str]) -> tuple[str, str]:
-    """Submits a script's array, and behind it a job that writes the study's table; returns both jobs' numbers.
+def submit(path: Path, options: Sequence[str], command: Sequence[str]) -> tuple[str, str, str]:
+    """Submits a script's array, and behind it a job that writes the study's table.
 
     Args:
       path: The script.
       options: For sbatch, such as --partition.
       command: Of the study.
 
+    Returns:
+      Both jobs' numbers, and why the second was refused: then its number is empty, and the array is under way.
+
     Raises:
-      ConfigError: There is no sbatch, or it refuses.
+      ConfigError: sbatch refuses the array.
     """
     array = _sbatch([*options, str(path)])
     table = shlex.join([*command, "--table"])
-    log = str(path.parent / "slurm-table-%j.txt")
+    log = f"{_pattern(path.parent)}/slurm-table-%j.txt"
     behind = [f"--dependency=afterany:{array}", "--job-name=study-table", f"--output={log}", "--wrap", table]
-    return array, _sbatch([*options, *behind])
+    try:
+        return array, _sbatch([*options, *behind]), ""
+    except ConfigError as error:
+        return array, "", str(error)
+
+
+def require_sbatch() -> None:
+    """Raises ConfigError where there is no sbatch."""
+    if shutil.which("sbatch") is None:
+        raise ConfigError("--slurm: expected Slurm's sbatch on this machine, found none")
+
+
+def _pattern(folder: Path) -> str:
+    """A folder's path as Slurm's patterns of file names write it. Raises ConfigError where they cannot."""
+    text = str(folder)
+    if "\\" in text or "\n" in text:
+        raise ConfigError(f"{text!r}: expected no backslash and no line break in the path, which Slurm reads otherwise")
+    return text.replace("%", "%%")
 
 
 def _sbatch(words: Sequence[str]) -> str:
-    """Returns the number of a job."""
+    """Submits a job, and returns its number: it stands in the last line, behind what a site's own sbatch may say."""
     try:
         done = subprocess.run(["sbatch", "--parsable", *words], capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise ConfigError("--slurm: expected Slurm's sbatch on this machine, found none") from error
-    if done.returncode or not done.stdout.strip():
-        raise ConfigError(f"sbatch ended with {done.returncode}: {' '.join((done.stderr or done.stdout).split())}")
-    return done.stdout.strip().split(";")[0]
+    except OSError as error:
+        raise ConfigError(f"--slurm: sbatch cannot be started: {one_line(error)}") from error
+    said = " ".join((done.stderr or done.stdout).split())
+    if done.returncode:
+        raise ConfigError(f"sbatch ended with {done.returncode}: {said}")
+    found = re.search(r"(?:^|\n)([0-9]+)(?:;[^\n]*)?$", done.stdout.rstrip())
+    if found is None:
+        raise ConfigError(f"sbatch --parsable said {said!r}; expected a job's number last. squeue shows what it made")
+    return found[1]
 
 
 def _ranges(numbers: Sequence[int]) -> str:

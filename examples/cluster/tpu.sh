@@ -15,23 +15,47 @@ RUN="${RUN:?set RUN to a folder that all hosts see, such as /shared/runs/pi0}"
 DATA="${DATA:?set DATA to the dataset, in a folder that all hosts see}"
 SETUP="${SETUP:-mountpoint -q /shared}"
 MAX_RESTARTS="${MAX_RESTARTS:-100}"
+PAUSE="${PAUSE:-60}"                # seconds before a call that failed is made again
+TRIES="${TRIES:-10}"                # of such a call, and of setting up a machine
+errors=$(mktemp)
+trap 'rm -f "$errors"' EXIT
 
 on() {
   gcloud compute tpus tpu-vm ssh "$NAME" --zone "$ZONE" --worker="$1" --command "$2"
 }
 
 described() {
-  gcloud compute tpus tpu-vm describe "$NAME" --zone "$ZONE" --format="value($1)" 2>/dev/null
+  gcloud compute tpus tpu-vm describe "$NAME" --zone "$ZONE" --format="value($1)" 2>"$errors"
+}
+
+# Prints READY, another state, or NONE without such a machine. A call that fails says nothing of the machine, and a
+# healthy one must not be deleted for it.
+state() {
+  local try
+  for ((try = 0; try < TRIES; try++)); do
+    if described state; then return; fi
+    if grep -q NOT_FOUND "$errors"; then echo NONE && return; fi
+    cat "$errors" >&2
+    sleep "$PAUSE"
+  done
+  return 1
 }
 
 # A spot machine that was taken away stays behind as a name in use.
 make_anew() {
   gcloud compute tpus tpu-vm delete "$NAME" --zone "$ZONE" --quiet || true
   until gcloud compute tpus tpu-vm create "$NAME" --zone "$ZONE" --accelerator-type "$TYPE" --version "$IMAGE" --spot; do
-    sleep 60
+    sleep "$PAUSE"
   done
-  on all "$SETUP && git clone $(printf %q "$REPOSITORY") chunkwise && cd chunkwise && make env \
-    && .venv/bin/pip install --quiet \"jax[tpu]==\$(.venv/bin/python -c 'import jax; print(jax.__version__)')\""
+}
+
+# Ahead of each start: a machine may have been taken, or a connection have broken, in the middle of it.
+set_up() {
+  on all "test -e chunkwise/.ready || { $SETUP && { test -d chunkwise || { rm -rf chunkwise.part \
+    && git clone $(printf %q "$REPOSITORY") chunkwise.part && mv chunkwise.part chunkwise; }; } \
+    && cd chunkwise && make env \
+    && .venv/bin/pip install --quiet \"jax[tpu]==\$(.venv/bin/python -c 'import jax; print(jax.__version__)')\" \
+    && touch .ready; }"
 }
 
 # One connection a host, because gcloud hands back the program's exit code only then. Returns the smallest that is not
@@ -39,7 +63,10 @@ make_anew() {
 # JAX_NUM_PROCESSES=auto: these hosts have no variables that describe the job, jax asks their metadata server.
 train() {
   local hosts host pid one code=0 pids=()
-  hosts=$(described 'networkEndpoints.len()')
+  if ! hosts=$(described 'networkEndpoints.len()') || ! [[ $hosts =~ ^[1-9][0-9]*$ ]]; then
+    cat "$errors" >&2
+    return 255
+  fi
   for ((host = 0; host < hosts; host++)); do
     on "$host" "cd chunkwise && JAX_NUM_PROCESSES=auto exec .venv/bin/python launch.py \
       --config configs/openpi_ript/pi0_full.py --run.dir $(printf %q "$RUN") --run.resume \
@@ -55,13 +82,26 @@ train() {
   return "$code"
 }
 
+unready=0
 for ((restart = 0; restart <= MAX_RESTARTS; restart++)); do
-  [ "$(described state)" = READY ] || make_anew
+  found=$(state) || exit 1
+  [ "$found" = READY ] || make_anew
   code=0
+  set_up || code=$?
+  if ((code)); then
+    ((++unready < TRIES)) || exit "$code"
+    echo "setting up ended with $code: trying again"
+    sleep "$PAUSE"
+    continue
+  fi
+  unready=0
   train || code=$?
   case $code in
     75 | 76 | 134) echo "ended with $code: going on" ;;
-    255) echo "the connection broke: going on" ;;
+    255)
+      echo "the connection broke: going on"
+      sleep "$PAUSE"
+      ;;
     *) exit "$code" ;;
   esac
 done

@@ -4,6 +4,8 @@ import argparse
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -72,7 +74,7 @@ def test_the_script_of_an_array_and_its_submission(
     stands_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     put(stands_in, "sbatch", RECORDS)
-    out = tmp_path / "the out"
+    out = tmp_path / "the 50%j out"
     words = [write_study(tmp_path), "--out", str(out), "--slurm", "--cores", "3", "--workers", "2"]
     monkeypatch.setattr(
         program, "is_complete", lambda study, run, out: run.folder.endswith("learning-rate=1e-3/seed_4")
@@ -83,21 +85,63 @@ def test_the_script_of_an_array_and_its_submission(
     assert "#SBATCH --array=0,2-3%2\n" in text
     assert "#SBATCH --cpus-per-task=3\n" in text
     assert 'srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-3}" ' in text  # --sbatch '-c 8' goes before
-    assert f"#SBATCH --output='{out}/logs/slurm-%A-%a.txt'\n" in text
+    assert f"#SBATCH --output='{out}/logs/slurm-%A-%a.txt'\n" in text.replace("%%", "%")
+    assert text.count("%%") == str(out).count("%") == 1
     assert program.main([*words, "--sbatch", "--partition gpu --comment 'a b'"]) == 0
     assert (out / "slurm.sh").read_text() == text
     array, table = (stands_in / "log").read_text().splitlines()
     assert array == f"--parsable --partition gpu --comment a b {out}/slurm.sh"
     assert table.startswith("--parsable --partition gpu --comment a b --dependency=afterany:411 ")
-    assert table.endswith(f"--out '{out}' --table")
-    assert "3 runs are the array 411, and job 412 writes the table behind it" in capsys.readouterr().out
-    put(stands_in, "sbatch", "#!/bin/bash\necho invalid partition >&2; exit 1\n")
-    assert program.main(words) == 64
-    assert "sbatch ended with 1: invalid partition" in capsys.readouterr().err
+    assert f" --output={out}/slurm-table-%j.txt --wrap " in table.replace("%%", "%")
+    assert re.search(rf"--out '{out}' --of [0-9a-f]{{12}} --table$", table), table
+    assert f"--out '{out}' --watch shows" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "again"), [(0, 0, False), (65, 0, False), (75, 3, True), (134, 0, True), (76, 100, False)]
+    ("answer", "code", "said"),
+    [
+        ("echo 'Welcome,\n42 nodes'; echo 41", 0, "4 runs are the array 41, and job 41 writes the table behind it"),
+        ("echo invalid partition >&2; exit 1", 64, "error: sbatch ended with 1: invalid partition"),
+        ("echo Submitted batch job 41", 64, "error: sbatch --parsable said 'Submitted batch job 41'; expected a job's"),
+        (
+            'echo 41; [[ "$*" == *--wrap* ]] && echo limit >&2 && exit 1 || exit 0',
+            0,
+            "4 runs are the array 41; the job of the table behind it was refused: sbatch ended with 1: limit. --table "
+            "writes it later",
+        ),
+        (None, 64, "error: --slurm: sbatch cannot be started: "),
+    ],
+)
+def test_what_sbatch_answers(
+    stands_in: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: str | None, code: int, said: str
+):
+    put(stands_in, "sbatch", "not a program\n" if answer is None else f"#!/bin/bash\n{answer}\n")
+    assert program.main([write_study(tmp_path), "--out", str(tmp_path / "out"), "--slurm"]) == code
+    told = capsys.readouterr()
+    assert said in told.out + told.err
+
+
+def test_a_job_s_number_is_of_the_study_that_was_submitted(
+    stands_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The file is edited for the next study while the array of the first one waits."""
+    put(stands_in, "sbatch", RECORDS)
+    trained: list[int] = []
+    monkeypatch.setattr(program, "_one", lambda _, run, *__: trained.append(run.seed) or "")
+    file, out = write_study(tmp_path), tmp_path / "out"
+    assert program.main([file, "--out", str(out), "--slurm"]) == 0
+    words = shlex.split(re.findall(r" -m chunkwise study (.*) --only ", (out / "slurm.sh").read_text())[0])
+    assert program.main([*words, "--only", "3"]) == 0
+    Path(file).write_text(STUDY.replace("1e-3", "2.5e-3"))
+    for wanted in (["--only", "3"], ["--table"]):
+        assert program.main([*words, *wanted]) == 64
+        assert "its runs are no longer those that were submitted" in capsys.readouterr().err
+    assert trained == [4]
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "again"),
+    [(0, 0, False), (65, 0, False), (75, 3, True), (143, 0, True), (134, 0, False), (75, 100, False)],
 )
 def test_a_run_that_was_stopped_is_queued_again(
     stands_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, restarts: int, again: bool
@@ -144,6 +188,7 @@ def test_one_run_ends_with_its_own_code(tmp_path: Path, monkeypatch: pytest.Monk
         (["--slurm", "--sbatch", "-p 'x", "--dry-run"], """--sbatch is "-p 'x": No closing quotation"""),
         (["--out", "lr=[0.1]"], "lr=[0.1]: expected a folder without *, ? and [ in its path"),
         (["--slurm"], "expected Slurm's sbatch on this machine, found none"),
+        (["--slurm", "--dry-run", "--out", "a\\b"], "expected no backslash and no line break in the path, which Slurm"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str):
@@ -253,6 +298,44 @@ def test_a_run_whose_worker_ended_before_it_began_does_not_begin(tmp_path: Path)
 
 def tables(folder: Path) -> list[str]:
     return [(folder / name).read_text() for name in ("table.json", "table.md")]
+
+
+SLOW = """
+import pathlib, signal, sys, time
+def save(*_):
+    time.sleep(2)
+    pathlib.Path(sys.argv[1], "saved").touch()
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[1], "begun").touch()
+time.sleep(100)
+"""
+STOPPED = """
+import sys
+from chunkwise.cli import command
+from chunkwise.distributed import stopping
+from chunkwise.reports import study
+stopping.GRACE = 0.5
+slow, place, *words = sys.argv[1:]
+study.leashed = lambda _: [sys.executable, "-c", slow, place]
+command.run(lambda: study.main(words))
+"""
+
+
+@pytest.mark.parametrize("words", [["--only", "1"], []])
+def test_a_study_that_is_stopped_ends_after_its_runs(tmp_path: Path, words: list[str]):
+    """Slurm, and a container's end, kill what a study leaves behind: here a run that takes 2 s to save."""
+    study = [write_study(tmp_path), "--out", str(tmp_path / "out"), *words]
+    process = subprocess.Popen([sys.executable, "-c", STOPPED, SLOW, str(tmp_path), *study], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 75
+        assert (tmp_path / "saved").exists()
+    finally:
+        process.kill()
 
 
 @pytest.mark.long
