@@ -153,7 +153,13 @@ class Ahead:
                     raise OSError(f"{self._file}: {error}") from error
 
     def _read(self) -> PyTree:
-        params = load_safetensors(self._file)
+        try:
+            params = load_safetensors(self._file)
+        except DataError as error:
+            raise DataError(
+                f"{error}. What is missing of the round is played with these weights: bring the file back from a copy "
+                "of the run's folder, or begin the run anew"
+            ) from error
         here = jax.local_devices()[0]
         params = jax.tree.map(lambda leaf: jax.device_put(leaf, here), params)
         if (found := tree_digest(params)) != self.weights:

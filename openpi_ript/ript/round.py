@@ -25,7 +25,7 @@ from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.divided import Outcome
 from chunkwise.envs.rollout import load
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
@@ -164,13 +164,15 @@ class Ript:
         ]
         spared = len(self._still(step + self.every, resting))  # in the next round: the others are tried in it again
         rollouts = [rollout for group in groups for rollout in group.rollouts]
+        of_tasks = self._of_tasks(groups, plan)
+        explored = len(rollouts) - sum(map(len, of_tasks.values()))
         successes = [float(rollout.success) for rollout in rollouts]
         print(
-            f"\nstep {step}: {sum(successes):.0f} of {len(rollouts)} rollouts succeeded, {len(groups) - len(alike)} of "
+            f"\nstep {step}: {sum(successes):.0f} of {len(rollouts)} rollouts succeeded"
+            f"{f' ({explored} of them explored)' if explored else ''}, {len(groups) - len(alike)} of "
             f"{len(groups)} groups hold both outcomes, {spared} initial states rest",
             flush=True,
         )
-        of_tasks = self._of_tasks(groups, plan)
         shares = self._shares | {name: (sum(won) + 1) / (len(won) + 2) for name, won in of_tasks.items()}
         if len(self._tasks) > 1:
             print("  " + ", ".join(f"{name} {sum(won):.0f}/{len(won)}" for name, won in of_tasks.items()), flush=True)
@@ -297,7 +299,13 @@ class Ript:
         ]
         self._shares = dict(position.get("shares", {}))  # earlier versions knew one task
         self._rounds = [Round(**one) for one in position["rounds"]]
-        self._training = self._load(self._rounds)
+        try:
+            self._training = self._load(self._rounds)
+        except DataError as error:
+            raise DataError(
+                f"{error}. The run goes on training on these rollouts, and does so with no others: bring the file back "
+                "from a copy of the run's folder, or begin the run anew"
+            ) from error
         if self._rollout.staleness and position.get("ahead") is not None:
             told = position["ahead"]
             plan = self._plan(told["step"], told["weights"], self._resting, self._shares)

@@ -52,10 +52,16 @@ def with_returns(data: TrainingData, value: ValueConfig, tasks: Sequence[Task]) 
 
 
 def task_names(data: TrainingData, tasks: Sequence[Task]) -> tuple[str, ...]:
-    """Returns what metrics call each task of the returns: as the environment does, else by its prompt."""
+    """Returns what metrics call each task of the returns: as the environment does, else by its prompt.
+
+    Tasks of one prompt are one task of the returns, called by all their names: "red+blue".
+    """
     assert data.returns is not None
-    names = {task.prompt: task.name for task in tasks if task.name}
-    return tuple(names.get(prompt, prompt) for prompt in data.returns.prompts)
+    names = {
+        prompt: "+".join(task.name for task in tasks if task.name and task.prompt == prompt)
+        for prompt in data.returns.prompts
+    }
+    return tuple(names[prompt] or prompt for prompt in data.returns.prompts)
 
 
 class ValueLabels:

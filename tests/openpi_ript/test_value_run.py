@@ -220,6 +220,8 @@ def test_rounds_are_judged_whole_and_demonstrations_are_positive(root: Path, tmp
     assert config.env is not None
     data = with_returns(open_data(config.data), VALUE, tasks_of(config.env))
     assert task_names(data, tasks_of(config.env)) == ("move to the blue disc", "red")
+    alike = [Task(name=name, prompt="move to the red disc") for name in ("red", "crimson")]
+    assert task_names(data, alike) == ("move to the blue disc", "red+crimson")
     ript = Ript(config, data, tmp_path, FakeCollector(lambda state, k: state % 2 == 0), FakePolicy())
 
     def supervised(first: int) -> Any:
