@@ -176,6 +176,7 @@ class OptimConfig:
     """Share of its old value that the first moment keeps, Muon's momentum too; with schedule_free the share of the
     average in the weights at which gradients are taken."""
     beta2: float = 0.999
+    """Share of its old value that the second moment keeps."""
     epsilon: float = 1e-8
     first_moment: Literal["float32", "bfloat16"] = "float32"
     """In which the first moment is kept, and Muon's momentum. The second one stays in float32: what an update adds to
@@ -190,6 +191,10 @@ class OptimConfig:
             )
         if self.method == "schedule_free":
             self._require_schedule_free()
+        names = ("beta2",) if self.method == "schedule_free" else ("beta1", "beta2")
+        for name in names:
+            if not 0 <= (share := getattr(self, name)) < 1:
+                raise ValueError(f"optim.{name} is {share}; expected a share of an old value, 0 or above and below 1")
 
     def _require_schedule_free(self) -> None:
         """Raises ValueError for what contradicts optim.method schedule_free, or has no effect on it."""

@@ -365,7 +365,14 @@ class OpenpiRiptConfig(ExperimentConfig):
         found = {} if self.env is None or self.env.tasks else {"rollout.tasks": "several env.tasks"}
         if not self.weighs:
             found |= {f"data.advantage.{name}": "guidance.positive_weight advantage" for name in SHAPING}
+        if self.evaluates_nothing and self.data.advantage is None:
+            found["train.eval_every"] = "env or data.holdout"
         return found
+
+    @property
+    def evaluates_nothing(self) -> bool:
+        """Whether there is neither an environment nor an episode held out to evaluate in."""
+        return self.env is None and not self.data.holdout
 
     @property
     def weighs(self) -> bool:

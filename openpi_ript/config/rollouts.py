@@ -183,7 +183,9 @@ class ExplorationConfig:
     """Share of the rollouts of each group that explore, the last ones of it. The others act as the policy says; by them
     alone a task's share of successes is told."""
     below: float = 1.0
-    """Share of successes from which on a task's rollouts explore no more; a task that was not played yet has 0.5."""
+    """Share of successes from which on a task's rollouts explore no more: (successes + 1) / (rollouts + 2) of those of
+    the task's last round that did not explore, as for rollout.tasks. So 1 never ends it, 8 rollouts that all succeed
+    have 0.9; a task that was not played yet has 0.5."""
 
     def __post_init__(self) -> None:
         require_positive(self, "each", "share", "below")

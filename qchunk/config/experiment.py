@@ -233,9 +233,13 @@ class QChunkConfig(ExperimentConfig):
         if self.data.refresh != "rolling":
             found["data.refresh_parts"] = "data.refresh rolling"
         if not self.data.cameras and not self.data.depth_cameras:
-            found |= dict.fromkeys(("data.image_size", "data.jpeg_channels"), "data.cameras")
+            names = ("image_size", "jpeg_channels", "frames", "decode_threads")
+            found |= dict.fromkeys((f"data.{name}" for name in names), "data.cameras")
         if self.eval.env is None:
-            found |= dict.fromkeys(("fleet.address", "fleet.silence", "eval.episodes", "eval.videos"), "eval.env")
+            names = ("episodes", "final_episodes", "videos", "num_envs", "rows", "max_steps")
+            found |= dict.fromkeys(("fleet.address", "fleet.silence", *(f"eval.{name}" for name in names)), "eval.env")
+            if self.online is None:
+                found["eval.render_size"] = "eval.env or online"
         if self.evaluates_nothing and self.train.eval_every:
             found["train.eval_every"] = "eval.env or data.holdout"
         return found

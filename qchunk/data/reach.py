@@ -77,7 +77,7 @@ def judge(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
     may_refuse = config.agent.factory is None and not config.run.resume
     if may_refuse:
         _require_whole_chunks(config, dataset)
-    notes = _judge_single_frames(config, dataset, may_refuse=may_refuse)
+    notes = _judge_labels(config, dataset) + _judge_single_frames(config, dataset, may_refuse=may_refuse)
     notes += _judge_ends(config, dataset, may_refuse=may_refuse)
     reach = count(config, dataset)
     if not reach.outside:
@@ -94,6 +94,21 @@ def judge(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
     if may_refuse and mode in ("none", "mean_std") and reach.share > MAX_SHARE:
         raise DataError(f"{config.data.path}: {said}. Expected at most {100 * MAX_SHARE:.0f} % of the frames")
     return (*notes, said)
+
+
+def _judge_labels(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
+    """Returns what a run should say where data.positive_ratio is rounded so that one label is never drawn."""
+    ratio, places = config.data.positive_ratio, config.data.episodes_per_epoch
+    positives = dataset.source.positives[~held_out(config.data, dataset.source)]
+    count = round(ratio * places)
+    if not 0 < ratio < 1 or 0 < count < places or not positives.any() or positives.all():
+        return ()
+    lacking = "positive" if count == 0 else "negative"
+    return (
+        f"data.positive_ratio {ratio:g} of data.episodes_per_epoch {places} is {count} places: none of the "
+        f"{(positives == (count == 0)).sum()} {lacking} episodes is ever drawn. A larger data.episodes_per_epoch, or "
+        f"{'0' if count == 0 else '1'} where that is meant",
+    )
 
 
 def _judge_single_frames(config: QChunkConfig, dataset: Dataset, *, may_refuse: bool) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ def shaped(guidance: GuidanceConfig, advantage: AdvantageConfig = SHAPED, *, res
         ("debug", ["--data.advantage.clipping", "none"], "guidance.positive_weight advantage"),
         ("debug", ["--data.advantage.ddof", "1"], "guidance.positive_weight advantage"),
         ("debug_ript", ["--rollout.tasks", "need"], "several env.tasks"),
+        ("sft", ["--train.eval-every", "5"], "env or data.holdout"),
     ],
 )
 def test_a_flag_that_nothing_reads_is_refused(name: str, flags: list[str], reader: str) -> None:
@@ -89,6 +90,18 @@ def test_a_shape_that_no_weight_has_is_refused(guidance: GuidanceConfig) -> None
         shaped(guidance, AdvantageConfig(group_by="task", uniform_groups="drop")),
         shaped(guidance, resume=True),
     ):
+        with pytest.raises(Begun):
+            main(read, "test")
+
+
+def test_the_best_of_nothing_is_refused() -> None:
+    """Evaluations without an environment and held-out episodes measure nothing."""
+    config = shipped("debug", "--checkpoint.keep-best", "holdout/loss", "--checkpoint.best", "lowest")
+    with pytest.raises(ConfigError, match=r"keep_best is holdout/loss, and this run evaluates nothing: env is None"):
+        main(config, "test")
+    held = dataclasses.replace(config, data=dataclasses.replace(config.data, holdout=0.2))
+    goes_on = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True, dir="old"))
+    for read in (held, goes_on):
         with pytest.raises(Begun):
             main(read, "test")
 

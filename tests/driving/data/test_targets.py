@@ -121,6 +121,9 @@ def test_a_heading_lies_between_recorded_ones_where_targets_ask_for_it():
     assert known.all()
     np.testing.assert_allclose(yaw[:96], true[:96], atol=1e-9)
     np.testing.assert_allclose(yaw[96:], true[96:], atol=TURN * DT)  # as it travels, for none is recorded after
+    shaken = pose + np.array([0.0, 0.3, 0.0]) * np.sin(np.arange(100) * np.pi / 2)[:, None]  # travel goes astray
+    yaw, _ = targets.headings(t, shaken, np.full(100, np.nan), max_gap_s=0.5, ahead=True)
+    np.testing.assert_allclose(yaw[:96], true[:96], atol=1e-9)
     _, apart = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.2, ahead=True)
     assert apart.all()
     pose[:, :2] = 3.0  # it stands, pointing where the last recorded heading says; before it, where the next one does
@@ -180,6 +183,16 @@ def test_yaw_is_continuous_over_pi_and_so_is_its_rate():
     rate, valid = targets.rate(t, yaw, known, max_gap_s=0.5)
     assert valid.tolist() == [False] + [True] * 99  # nothing lies before the first
     np.testing.assert_allclose(rate, [0.0] + [TURN] * 99, atol=1e-9)
+
+
+def test_a_yaw_rate_is_of_two_headings_of_one_kind():
+    """Recorded ones, or directions of travel that do not jump; between one kind and the other nothing has turned."""
+    yaw = np.array([0.0, 0.1, 0.3, 0.6, 2.6, 2.7])
+    recorded = np.array([True, True, False, False, False, True])
+    rate, valid, unbelieved = targets.yaw_rates(np.arange(6.0), yaw, np.ones(6, bool), recorded, max_gap_s=1.5)
+    assert valid.tolist() == [False, True, False, True, False, False]
+    assert unbelieved.tolist() == [False, False, True, False, True, True]
+    np.testing.assert_allclose(rate, [0.0, 0.1, 0.0, 0.3, 0.0, 0.0], atol=1e-12)
 
 
 def test_interpolated_yaw_takes_the_short_way():

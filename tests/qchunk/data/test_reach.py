@@ -302,3 +302,30 @@ def test_a_share_of_online_rows_that_is_rounded_to_none_or_all_is_refused(
         reach.judge(cfg, opened)
     goes_on = dataclasses.replace(cfg, run=RunConfig(dir=str(tmp_path / "run"), resume=True))
     reach.judge(goes_on, opened)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (
+            0.1,
+            "data.positive_ratio 0.1 of data.episodes_per_epoch 4 is 0 places: none of the 1 positive episodes is ever",
+        ),
+        (
+            0.9,
+            "data.positive_ratio 0.9 of data.episodes_per_epoch 4 is 4 places: none of the 2 negative episodes is ever",
+        ),
+        (0.3, ""),
+        (0.0, ""),
+        (1.0, ""),
+    ],
+)
+def test_a_label_that_is_never_drawn_is_told(ratio: float, said: str, tmp_path: Path):
+    rng = np.random.default_rng(0)
+    for number, success in enumerate((True, False, False)):
+        content = arrays(9, number) | {"/action": rng.normal(size=(9, ACTION)).astype(np.float32)}
+        write(tmp_path / f"episode_{number}.hdf5", content, success=success)
+    cfg = config(tmp_path, action_norm="min_max", positive_ratio=ratio, episodes_per_epoch=4)
+    notes = [note for note in reach.judge(cfg, data.open_dataset(cfg)) if "positive_ratio" in note]
+    assert len(notes) == bool(said)
+    assert all(note.startswith(said) for note in notes), notes
