@@ -1,5 +1,6 @@
 """A progress bar on a terminal, plain lines elsewhere."""
 
+import collections
 import contextlib
 import sys
 import threading
@@ -18,6 +19,7 @@ from chunkwise.printable import printable
 
 # A log file of a long run stays readable: at most a line every so many seconds.
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_OF_SPEED, SECONDS_BETWEEN_MARKS = 60.0, 1.0
 
 Item = TypeVar("Item")
 
@@ -117,14 +119,27 @@ def live_table(columns: Sequence[str], rows: Callable[[], Sequence[Sequence[str]
         yield
 
 
+def duration(seconds: float) -> str:
+    """Returns a time in words: 42 s, 7 min, 2.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def speed_text(rate: float) -> str:
+    """Returns a number a second to three digits, and all of those before the point."""
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 class ProgressLine:
-    """Shows steps done, speed, time left, and the newest metrics; use it as a context manager."""
+    """Shows steps done, speed of the last minute, time left, and the newest metrics; use it as a context manager."""
 
     def __init__(self, start: int, total: int) -> None:
         """Starts at step `start` of `total`."""
         self._start, self._total = start, total
-        self._began = time.monotonic()
-        self._warm: tuple[int, float] | None = None  # first step and its time: before it, the program was compiled
+        # Steps and when they were done, for a minute. Before the first of them the program was compiled; a mean since
+        # the start would not tell for long that online steps are slower than those on a dataset.
+        self._done: collections.deque[tuple[int, float]] = collections.deque()
         self._last_line = 0.0
         self._step = start
         self._bar: Progress | None = None
@@ -143,18 +158,24 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.stop()
 
-    def _speed(self) -> float:
-        """Updates per second since the first were done; with no more than these, since the start."""
-        step, began = (self._start, self._began) if self._warm is None or self._step == self._warm[0] else self._warm
+    def _speed(self) -> float | None:
+        """Updates a second in the last minute, or since the first were done; None while there are these alone."""
+        if not self._done or self._step == self._done[0][0]:
+            return None
+        step, began = self._done[0]
         return (self._step - step) / max(time.monotonic() - began, 1e-9)
 
     def update(self, step: int) -> None:
         """Moves to `step`."""
-        self._step = step
-        if self._warm is None:
-            self._warm = step, time.monotonic()
+        self._step, now = step, time.monotonic()
+        if not self._done or now - self._done[-1][1] >= SECONDS_BETWEEN_MARKS:
+            self._done.append((step, now))
+        while len(self._done) > 2 and now - self._done[1][1] > SECONDS_OF_SPEED:
+            self._done.popleft()
         if self._bar is not None:
-            self._bar.update(self._bar_task, completed=step, speed=f"{self._speed():.0f}/s")
+            speed = self._speed()
+            shown = "" if speed is None else f"{speed_text(speed)}/s"
+            self._bar.update(self._bar_task, completed=step, speed=shown)
 
     def show(self, metrics: dict[str, float]) -> None:
         """Prints metrics above the bar; without a terminal at most every ten seconds."""
@@ -163,8 +184,10 @@ class ProgressLine:
             self._bar.console.print(f"step {self._step}: {text}", highlight=False)
         elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            left = (self._total - self._step) / max(self._speed(), 1e-9)
-            print(f"step {self._step}/{self._total}  {self._speed():.0f}/s  {left:.0f} s left  {text}", flush=True)
+            speed = self._speed()
+            left = "" if not speed else f"{duration((self._total - self._step) / speed)} left"
+            parts = [f"step {self._step}/{self._total}", f"{speed_text(speed)}/s" if speed else "", left, text]
+            print("  ".join(part for part in parts if part), flush=True)
 
 
 def _line(metrics: dict[str, float]) -> str:

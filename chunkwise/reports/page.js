@@ -20,28 +20,32 @@ function html(tag, parent, text) {
   parent.append(node);
   return node;
 }
-function short(value) {
+// Four digits, or as many as tell apart two numbers that lie `step` apart.
+function short(value, step = 0) {
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
-  return String(Number(value.toPrecision(4)));
+  const apart = step > 0 && size > 0 ? Math.ceil(Math.log10(size / step)) : 0;
+  const digits = Math.min(15, Math.max(3, apart));
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(Math.max(2, Math.min(15, apart)));
+  return String(Number(value.toPrecision(digits + 1)));
 }
 function ticks(low, high) {
-  const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
+  const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= rough);
-  const found = [];
-  for (let k = Math.ceil(low / step); k * step <= high + step * 1e-9; k++) found.push(k * step);
+  const found = [], first = Math.ceil(low / step);
+  for (let k = 0; k < 8 && (first + k) * step <= high + step * 1e-9; k++) found.push((first + k) * step);
   return found;
 }
-// Exponential moving average, by the weight of what was before.
+// Exponential moving average, by the weight of what was before; of equal values exactly these.
 function smoothed(values) {
   let mean = 0, weight = 0;
   return values.map((value) => {
-    mean = smooth * mean + (1 - smooth) * value;
     weight = smooth * weight + (1 - smooth);
-    return mean / weight;
+    mean += (1 - smooth) / weight * (value - mean);
+    return mean;
   });
 }
 function colour(series) { return COLOURS[data.keys.indexOf(series.key) % COLOURS.length]; }
+function dashes(series) { return ["none", "6 3", "2 3"][Math.floor(data.keys.indexOf(series.key) / COLOURS.length) % 3]; }
 
 function draw(card, chart) {
   card.replaceChildren();
@@ -58,28 +62,36 @@ function draw(card, chart) {
     .filter(Number.isFinite);
   let low = Math.min(...all), high = Math.max(...all);
   if (chart.name === "success" && !log) [low, high] = [0, 1];
-  if (low === high) { low -= Math.abs(low) / 10 || 0.5; high += Math.abs(high) / 10 || 0.5; }
+  // Not the same to the last bits is the same: no ticks fit between.
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) { low -= Math.abs(low) / 10 || 0.5; high += Math.abs(high) / 10 || 0.5; }
   const first = Math.min(...lines.map((line) => line.x[0]));
   const last = Math.max(...lines.map((line) => line.x.at(-1)), first + 1);
   const px = (x) => LEFT + (x - first) / (last - first) * (W - LEFT - RIGHT);
   const py = (y) => H - BOTTOM - (scale(y) - low) / (high - low) * (H - TOP - BOTTOM);
-  for (const tick of ticks(low, high)) {
+  const across = ticks(first, last), upwards = ticks(low, high);
+  for (const tick of upwards) {
     const y = H - BOTTOM - (tick - low) / (high - low) * (H - TOP - BOTTOM);
     svg("line", { class: "axis", x1: LEFT, x2: W - RIGHT, y1: y, y2: y }, picture);
-    svg("text", { class: "tick", x: LEFT - 5, y: y + 3, "text-anchor": "end" }, picture, short(log ? 10 ** tick : tick));
+    svg("text", { class: "tick", x: LEFT - 5, y: y + 3, "text-anchor": "end" }, picture,
+      log ? short(10 ** tick) : short(tick, upwards[1] - upwards[0]));
   }
-  for (const tick of ticks(first, last))
-    svg("text", { class: "tick", x: px(tick), y: H - 8, "text-anchor": "middle" }, picture, short(tick));
+  for (const tick of across) {
+    const edge = px(tick) > W - 30;  // where a label in the middle would be cut
+    svg("text", { class: "tick", x: edge ? W - 1 : px(tick), y: H - 8, "text-anchor": edge ? "end" : "middle" }, picture,
+      short(tick, across[1] - across[0]));
+  }
   for (const line of lines) {
     if (line.low) {
       const there = line.x.map((x, k) => [x, line.low[k], line.high[k]]).filter((p) => p[1] !== null && (!log || p[1] > 0));
       const upper = there.map((p) => `${px(p[0])},${py(p[2])}`), lower = there.map((p) => `${px(p[0])},${py(p[1])}`);
-      svg("polygon", { points: [...upper, ...lower.reverse()].join(" "), fill: colour(line), opacity: 0.15 }, picture);
-      for (const p of there)
+      svg("polygon", { points: [...upper, ...lower.reverse()].join(" "), fill: colour(line), "fill-opacity": 0.15,
+        stroke: line.each ? colour(line) : "none", "stroke-width": 0.6, "stroke-opacity": 0.6 }, picture);
+      for (const p of line.each ? [] : there)
         svg("line", { x1: px(p[0]), x2: px(p[0]), y1: py(p[1]), y2: py(p[2]), stroke: colour(line), opacity: 0.6 }, picture);
     }
     const points = line.x.map((x, k) => `${px(x)},${py(line.y[k])}`).join(" ");
-    svg("polyline", { points, fill: "none", stroke: colour(line), "stroke-width": 1.6 }, picture);
+    svg("polyline", { points, fill: "none", stroke: colour(line), "stroke-width": 1.6, "stroke-dasharray": dashes(line) },
+      picture);
     if (line.x.length < 40)
       line.x.forEach((x, k) => svg("circle", { cx: px(x), cy: py(line.y[k]), r: 2.4, fill: colour(line) }, picture));
   }
@@ -93,7 +105,8 @@ function draw(card, chart) {
       let near = 0;
       line.x.forEach((step, k) => { if (Math.abs(step - x) < Math.abs(line.x[near] - x)) near = k; });
       at = line.x[near];
-      const range = line.low && line.low[near] !== null ? ` (${short(line.low[near])} to ${short(line.high[near])})` : "";
+      const of = line.each ? `, mean of ${line.each} points` : "";
+      const range = line.low && line.low[near] !== null ? ` (${short(line.low[near])} to ${short(line.high[near])}${of})` : "";
       texts.push(`${line.key || chart.name} ${short(line.y[near])}${range}`);
     }
     for (const name of ["x1", "x2"]) cursor.setAttribute(name, px(at));

@@ -8,17 +8,17 @@ import base64
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chunkwise.reports import results, states
 from chunkwise.reports.markup import embedded, link_to, table, text
-from chunkwise.reports.run_record import RunRecord, differing
+from chunkwise.reports.run_record import RunRecord, differing, starts_of
 
 HERE = Path(__file__).parent
 MOST_POINTS = 1500
-"""Of a curve; of a longer one every n-th point is kept, and the last."""
+"""Of a curve; of a longer one as many in a row are one, their mean, with their range."""
 MOST_BYTES = 8 * 2**20
 """Of an image or video that is put into the page; a larger one is linked."""
 MOST_WARNINGS = 20
@@ -110,11 +110,13 @@ def curves(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
     charts: dict[tuple[bool, str], list[dict[str, Any]]] = {}
     for run, record in runs.items():
         evaluated = record.series("eval")
+        names = [results.split_name(name) for name in evaluated]
+        leading = {metric: own for own in reversed(OWN) for policy, metric in names if policy == own}
         for name, points in evaluated.items():
             policy, metric = results.split_name(name)
             if metric.endswith(("_low", "_high")) or metric == "episodes" or results.of_task(metric):
                 continue
-            other = "" if several and policy in OWN else policy.replace("_", " ")
+            other = "" if several and leading.get(metric) == policy else policy.replace("_", " ")
             key = " ".join(filter(None, [run if several else "", other]))
             bounds = [dict(evaluated.get(f"{name}{end}", [])) for end in ("_low", "_high")]
             charts.setdefault((False, metric), []).append(_series(key, points, *bounds))
@@ -130,13 +132,31 @@ def curves(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
 def _series(
     key: str, points: Sequence[tuple[int, float]], low: Mapping[int, float] | None = None, high: Any = None
 ) -> dict[str, Any]:
+    """The points of a curve: of more than MOST_POINTS means of as many each, with their least and greatest value, so
+    that no spike is lost; points with an interval are thinned, the last one stays."""
     stride = max(1, -(-len(points) // MOST_POINTS))
+    if stride > 1 and not (low and high):
+        parts = [points[k : k + stride] for k in range(0, len(points), stride)]
+        ranges = [[value for _, value in part] for part in parts]
+        return {
+            "key": key,
+            "x": [part[-1][0] for part in parts],
+            "y": _short(sum(values) / len(values) for values in ranges),
+            "low": _short(map(min, ranges)),
+            "high": _short(map(max, ranges)),
+            "each": stride,
+        }
     kept = [*points[:-1:stride], points[-1]]
     steps = [step for step, _ in kept]
-    series: dict[str, Any] = {"key": key, "x": steps, "y": [float(f"{value:.6g}") for _, value in kept]}
+    series: dict[str, Any] = {"key": key, "x": steps, "y": _short(value for _, value in kept)}
     if low and high:
         series |= {"low": [low.get(step) for step in steps], "high": [high.get(step) for step in steps]}
     return series
+
+
+def _short(values: Iterable[float]) -> list[float]:
+    """Numbers to six digits."""
+    return [float(f"{value:.6g}") for value in values]
 
 
 def _tasks(runs: Mapping[str, RunRecord]) -> str:
@@ -192,24 +212,32 @@ def _value(value: object) -> str:
 
 
 def _time(runs: Mapping[str, RunRecord]) -> str:
-    """Where the wall-clock time of each run's last start went, and its peak of memory."""
+    """Where the wall-clock time of each run went over all its starts, and its peak of memory."""
     rows = []
     for name, record in runs.items():
         if not record.timing:
             continue
-        last = record.timing[-1]
-        spent = dict(last["seconds"])
-        wall = max(spent.pop("wall", 0.0), sum(spent.values()), 1e-9)
-        spent["other"] = wall - sum(spent.values())
+        starts = starts_of(record.timing)
+        spent, memory, wall = dict[str, float](), dict[str, float](), 0.0
+        for last in (rows_of_start[-1] for rows_of_start in starts):
+            seconds = dict(last["seconds"])
+            took = max(seconds.pop("wall", 0.0), sum(seconds.values()), 1e-9)
+            wall += took
+            for key, value in {**seconds, "other": took - sum(seconds.values())}.items():
+                spent[key] = spent.get(key, 0.0) + value
+            memory = {
+                key: max(memory.get(key, 0.0), last["memory"].get(key, 0.0)) for key in {**memory, **last["memory"]}
+            }
         shares = ", ".join(f"{key} {value / wall:.0%}" for key, value in spent.items() if value >= 0.005 * wall)
         parts = "".join(
             f'<span style="width:{100 * value / wall:.2f}%;background:hsl({hue} 45% 55%)" title="{text(key)}"></span>'
             for hue, (key, value) in zip(range(140, 2000, 47), spent.items(), strict=False)
         )
-        peak = ", ".join(f"{text(key)} {value:.2f} GB" for key, value in last["memory"].items())
+        peak = ", ".join(f"{text(key)} {value:.2f} GB" for key, value in memory.items())
         goodput = f"{spent.get('step', 0.0) / wall:.0%}"
-        rows.append([text(name), f"{wall:,.0f} s", goodput, f'<div class="time">{parts}</div>{text(shares)}', peak])
-    head = ["run", "last start took", "goodput: in updates", "where the time went", "peak memory"]
+        took = f"{wall:,.0f} s" + (f" in {len(starts)} starts" if len(starts) > 1 else "")
+        rows.append([text(name), took, goodput, f'<div class="time">{parts}</div>{text(shares)}', peak])
+    head = ["run", "took", "goodput: in updates", "where the time went", "peak memory"]
     return table(head, rows) if rows else ""
 
 

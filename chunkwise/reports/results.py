@@ -27,7 +27,8 @@ class Cell:
         if math.isnan(self.value):
             return "NaN"
         if self.low is None or self.high is None:
-            return f"{self.value:.4g}"
+            counts = self.value == round(self.value, 0) and abs(self.value) < 1e15
+            return f"{self.value:.0f}" if counts else f"{self.value:.4g}"
         # As many decimals for all three as show the interval to two digits: rounded apart it may leave out its mean.
         width = abs(self.high - self.low) or abs(self.value) or 1.0
         decimals = min(max(0, 1 - math.floor(math.log10(width))), 9) if math.isfinite(width) else 3

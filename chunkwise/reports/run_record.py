@@ -196,6 +196,20 @@ def differing(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, Any]]:
     }
 
 
+def starts_of(timing: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Returns the lines of timing.jsonl start by start: each counts its seconds from 0, and has its own of `start`."""
+    found: list[list[dict[str, Any]]] = []
+    for row in timing:
+        before = found[-1][-1]["seconds"] if found else {}
+        now = row["seconds"]
+        same = before.get("start") == now.get("start") and before.get("wall", 0.0) <= now.get("wall", 0.0)
+        if found and same:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
+
+
 def _lines(path: Path, *, groups: Sequence[str] = (), numbers: bool = False) -> list[dict[str, Any]]:
     """Lines of a JSON Lines file, none where there is no file; a last line that is being written is left out.
 

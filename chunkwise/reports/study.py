@@ -332,9 +332,9 @@ def _submit(name: str, command: Sequence[str], out: Path, numbers: Sequence[int]
     if places.dry_run:
         print(text, end="")
         return
-    require_sbatch()
     path = out / "slurm.sh"
     prepare_place(path)
+    require_sbatch()
     with told_place(out):
         make_folders(out / "logs")
         write_durably(path, text)

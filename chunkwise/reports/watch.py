@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chunkwise.cli.progress import duration, speed_text
 from chunkwise.errors import ConfigError, RunError, one_line
 from chunkwise.files.trouble import SYSTEM
 from chunkwise.reports import results
 from chunkwise.reports.markup import table, text
 from chunkwise.reports.page import curves
-from chunkwise.reports.run_record import CONFIG, RunRecord, read_run
+from chunkwise.reports.run_record import CONFIG, RunRecord, read_run, starts_of
 
 MOST_CHARTS = 6
 MOST_COLUMNS = 4
@@ -138,9 +139,9 @@ def live(record: RunRecord, *, quiet_s: float = 0.0) -> dict[str, str]:
     if done:
         parts.append("done")
     elif speed:
-        parts += [f"{speed:.3g} updates a second", f"{_duration((record.steps - record.step) / speed)} left"]
+        parts += [f"{speed_text(speed)} updates a second", f"{duration((record.steps - record.step) / speed)} left"]
     if not done and quiet_s > QUIET_S:
-        parts.append(f"no news for {_duration(quiet_s)}")
+        parts.append(f"no news for {duration(quiet_s)}")
     said = ", ".join(parts)
     rows = results.rows_of_results({name: record})
     lines = [line[1:] for line in results.texts(rows, results.columns_of(rows)[:MOST_COLUMNS])] if rows else []
@@ -161,11 +162,7 @@ def live(record: RunRecord, *, quiet_s: float = 0.0) -> dict[str, str]:
 
 def updates_per_second(timing: list[dict[str, Any]]) -> float | None:
     """Returns the speed over the newest lines of timing.jsonl that one start wrote; None where they do not say."""
-    newest = timing[-ROWS_OF_SPEED:]
-    for k in range(len(newest) - 1, 0, -1):  # a later start counts its seconds from 0 again
-        if _wall(newest[k]) < _wall(newest[k - 1]):
-            newest = newest[k:]
-            break
+    newest = [row for rows in starts_of(timing[-ROWS_OF_SPEED:])[-1:] for row in rows]
     if len(newest) < 2:
         return None
     steps, seconds = newest[-1].get("step", 0) - newest[0].get("step", 0), _wall(newest[-1]) - _wall(newest[0])
@@ -174,12 +171,6 @@ def updates_per_second(timing: list[dict[str, Any]]) -> float | None:
 
 def _wall(row: Mapping[str, Any]) -> float:
     return float(row["seconds"].get("wall", 0.0))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _chart(chart: Mapping[str, Any]) -> str:

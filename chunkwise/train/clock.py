@@ -2,6 +2,9 @@
 
 import dataclasses
 import time
+from typing import Any
+
+import jax
 
 
 @dataclasses.dataclass
@@ -23,6 +26,19 @@ class Clock:
     def charge(self, purpose: str, since: float) -> None:
         """Adds the time since `since` (of time.perf_counter) to a purpose."""
         setattr(self, purpose, getattr(self, purpose) + time.perf_counter() - since)
+
+    def after(self, calls: Any) -> float:
+        """Waits for updates under way, which is their time; returns when that was, for what comes next.
+
+        An evaluation or an interaction would wait for their weights, and be charged for it.
+
+        Args:
+          calls: What they return, a tree of arrays.
+        """
+        began = time.perf_counter()
+        jax.block_until_ready(calls)
+        self.charge("step", began)
+        return time.perf_counter()
 
     def summary(self, wall: float) -> str:
         """Goodput, the productive share of `wall` seconds, and where the rest went."""

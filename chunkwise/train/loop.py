@@ -308,7 +308,7 @@ class _Run:
         past = self.step - self.interaction.start
         if past < 0 or past % self.interaction.every:
             return True
-        began = time.perf_counter()
+        began = self.clock.after(list(self.in_flight))
         state = self.state.averaged() if self.interaction.averaged else self.state
         metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped, self._came_home)
         self.stop_agreed |= metrics is None
@@ -431,7 +431,7 @@ class _Run:
         due = final or (train.eval_every > 0 and self.step > 0 and self.step % train.eval_every == 0)
         if not due or self.evaluated or self._stopping:
             return
-        began = time.perf_counter()
+        began = self.clock.after(list(self.in_flight))
         state, ask, work = self.state.averaged(), self._requested, self._unless_stopped
         metrics = evaluate(self.task, state, final=final, stopping=ask, unless_stopped=work)
         self.clock.charge("evaluate", began)
@@ -467,13 +467,13 @@ class _Run:
 
     def _save(self) -> None:
         """Saves in the background."""
-        began = time.perf_counter()
+        began = self.clock.after(list(self.in_flight))
         self.checkpoints.save(self.state, self._progress())
         self.clock.charge("save", began)
 
     def _save_durably(self) -> None:
         """Saves and waits; a step that is on disk already is not written again."""
-        began = time.perf_counter()
+        began = self.clock.after(list(self.in_flight))
         self.checkpoints.wait()
         if self.checkpoints.durable_step != self.step:
             self.checkpoints.save_now(self.state, self._progress())

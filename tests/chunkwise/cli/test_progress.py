@@ -53,14 +53,40 @@ def test_the_time_left_does_not_count_compiling(seconds: list[float], capsys: py
     with progress.ProgressLine(100, 1100) as line:
         seconds[0] += 500
         line.update(120)
-        line.show({})  # nothing but the compiled call to go by: 20 updates in 500 s
+        line.show({})  # nothing but the compiled call to go by, 20 updates in 500 s: no speed
         seconds[0] += 40
         line.update(520)
         line.show({"loss": 0.5})
     assert capsys.readouterr().out.splitlines() == [
-        "step 120/1100  0/s  24500 s left  ",
+        "step 120/1100",
         "step 520/1100  10/s  58 s left  loss 0.5",
     ]
+
+
+def test_the_speed_is_the_last_minutes(seconds: list[float], capsys: pytest.CaptureFixture[str]):
+    """10,000 updates at 200 a second, then 60 at one in 2.5 s: a mean since the start would say 50 a second."""
+    with progress.ProgressLine(0, 10_100) as line:
+        for step in range(0, 10_001, 100):
+            seconds[0] += 0.5
+            line.update(step)
+        line.show({})
+        for step in range(10_001, 10_061):
+            seconds[0] += 2.5
+            line.update(step)
+        line.show({})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 10000/10100  200/s  0 s left",
+        "step 10060/10100  0.4/s  2 min left",
+    ]
+
+
+def test_a_slow_update_has_a_speed(seconds: list[float], capsys: pytest.CaptureFixture[str]):
+    with progress.ProgressLine(0, 30) as line:
+        for step in range(1, 4):
+            seconds[0] += 300
+            line.update(step)
+        line.show({"loss": 1.0})
+    assert capsys.readouterr().out == "step 3/30  0.00333/s  2.2 h left  loss 1\n"
 
 
 def test_of_many_tasks_the_line_has_the_mean_and_their_number(seconds: list[float], capsys: pytest.CaptureFixture[str]):
@@ -70,7 +96,7 @@ def test_of_many_tasks_the_line_has_the_mean_and_their_number(seconds: list[floa
         seconds[0] += 20
         line.update(1)
         line.show(tasks | {"policy/success": 0.49} | alone)
-    shown = capsys.readouterr().out.split("left  ")[1].strip()
+    shown = capsys.readouterr().out.removeprefix("step 1/10  ").strip()
     assert shown == (
         "policy/success 0.49 (each of 50: metrics.jsonl)  rollouts/success 0.25  rollouts/success/one 0.25  "
         "policy/success_low 0.4  loss/a 1"

@@ -17,7 +17,7 @@ from chunkwise.config.saved import flatten
 from chunkwise.data.video import write_mp4
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.reports import compare, report, results
-from chunkwise.reports.page import MOST_POINTS, page
+from chunkwise.reports.page import page
 from chunkwise.reports.run_record import differing, read_run
 from configs.qchunk.debug import get_config
 from tests.browser import browsing, find_chromium, needs_chromium
@@ -84,15 +84,6 @@ def test_curves_are_the_lines_of_the_metrics(tmp_path: Path):
     assert shown["loss"]["series"] == [{"key": "training", "x": [10, 20], "y": [0.1, 0.05]}]
     assert shown["q"]["series"] == [{"key": "training", "x": [20], "y": [2.0]}]
     assert [chart["smooth"] for chart in found["charts"]] == [False, False, True, True]
-
-
-def test_long_curves_keep_their_ends(tmp_path: Path):
-    count = 2 * MOST_POINTS + 2
-    path = write_run(tmp_path / "a", [{"step": s, "split": "train", "loss": float(s)} for s in range(1, count + 1)])
-    (series,) = curves(page({"a": read_run(path)}, beside=path))["charts"][0]["series"]
-    assert len(series["x"]) <= MOST_POINTS + 1
-    assert series["x"][:3] == [1, 4, 7]
-    assert series["x"][-1] == series["y"][-1] == count
 
 
 def test_a_page_says_what_was_measured(tmp_path: Path):

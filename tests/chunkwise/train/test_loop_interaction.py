@@ -74,6 +74,45 @@ def train_in_world(config: ToyConfig, on_interact: Any = None, **hooks: Any) -> 
         return fit(config, WorldTask(config, world, **hooks), folder, interaction=world), world
 
 
+class Working:
+    """What an update under way returns: known after 3 s."""
+
+    def __init__(self, now: list[float]) -> None:
+        self.now = now
+
+    def block_until_ready(self) -> None:
+        self.now[0] += 3
+
+
+def test_updates_under_way_are_charged_with_their_time(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    monkeypatch.setattr("chunkwise.train.clock.time.perf_counter", lambda: now[0])
+    clock = Clock(step=1.0)
+    began = clock.after([(5, {"loss": Working(now)}, 2, None), (7, {"loss": Working(now)}, 2, None)])
+    now[0] += 2
+    clock.charge("interact", began)
+    assert (clock.step, clock.interact) == (7.0, 2.0)
+    assert clock.after([]) == 108.0
+
+
+def test_what_comes_after_updates_is_timed_from_when_these_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Before an interaction, an evaluation and a save; the last call before an interaction is still under way."""
+    asked: list[int] = []
+    wait = Clock.after
+
+    def after(clock: Clock, calls: Any) -> float:
+        asked.append(len(calls))
+        return wait(clock, calls)
+
+    monkeypatch.setattr(Clock, "after", after)
+    seen: list[int] = []
+    config = toy_config(tmp_path, train=TrainConfig(steps=16, batch_size=4, log_every=100, eval_every=5))
+    train_in_world(config, lambda step: seen.append(len(asked)))
+    assert seen == sorted(set(seen)), "one wait more each time"
+    assert any(asked), "calls were under way"
+    assert len(asked) >= len(seen) + 3, "evaluations and the last save too"
+
+
 def test_interactions_come_at_their_steps_whatever_the_updates_per_call(tmp_path: Path):
     digests = []
     for updates in (1, 3, 7):
@@ -256,8 +295,10 @@ def test_every_second_is_charged_once_to_what_it_was_spent_on(tmp_path: Path, mo
         world.start, world.every = 1, 1
         fit(config, ToyTask(config), folder, interaction=world)
     first = ["data", "compile", "step"]
-    second = ["evaluate", "save", "interact", "data", "step"]
-    assert [purpose for purpose, _, _ in charged] == ["start", *first, *second, "evaluate", "save"]
+    after = [("step", purpose) for purpose in ("evaluate", "save", "interact")]  # updates under way, and what waited
+    second = [*itertools.chain(*after), "data", "step"]
+    last = [*itertools.chain(*after[:2])]
+    assert [purpose for purpose, _, _ in charged] == ["start", *first, *second, *last]
     for (_, _, end), (_, since, _) in itertools.pairwise(charged):
         assert end <= since, "no second twice"
     told = json.loads((tmp_path / "timing.jsonl").read_text().splitlines()[-1])
