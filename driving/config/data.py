@@ -93,7 +93,8 @@ class DataConfig(FilesConfig):
     episode_fraction: float = 1.0
     """Share of the training episodes that are used, at least one; a smaller share is a subset of a larger one."""
     braking_repeats: int = 1
-    """How often an epoch shows frames at which the driver brakes: 4 m less in 2 s than at its speed. Others: once."""
+    """How often an epoch shows frames at which the driver brakes: 4 m less in 2 s, or the whole steps of waypoint_dt_s
+    nearest to that, than at its speed. Others: once."""
     augment: AugmentConfig = AugmentConfig()
     cache_mb: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Memory for decoded images, in units of 10^6 bytes; 0 decodes each time."""
@@ -113,6 +114,12 @@ class DataConfig(FilesConfig):
             raise ValueError(
                 f"data.braking_repeats is {self.braking_repeats}, and waypoints end before {BRAKING_S:g} s, over which "
                 "braking is told; raise data.waypoint_steps, or set braking_repeats to 1"
+            )
+        if self.braking_repeats > 1 and not round(BRAKING_S / self.waypoint_dt_s):
+            raise ValueError(
+                f"data.braking_repeats is {self.braking_repeats}, and data.waypoint_dt_s {self.waypoint_dt_s:g} is too "
+                f"long for braking to be told over {BRAKING_S:g} s; expected less than {2 * BRAKING_S:g}, or "
+                "braking_repeats 1"
             )
         if not self.cameras or len(set(self.cameras)) < len(self.cameras):
             raise ValueError(f"data.cameras is {self.cameras}; expected at least one name, and none twice")

@@ -166,7 +166,7 @@ class HindsightConfig:
                 f"rollout.hindsight.reached names {sorted(self.reached)} and rollout.hindsight.radius "
                 f"{sorted(self.radius)}; expected the same tasks, at least one"
             )
-        if min(self.radius.values()) <= 0:
+        if not all(radius > 0 for radius in self.radius.values()):
             raise ValueError(f"rollout.hindsight.radius is {self.radius}; expected numbers above 0")
 
 

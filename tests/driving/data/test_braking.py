@@ -58,3 +58,6 @@ def test_frames_at_which_the_driver_brakes_are_drawn_more_often(tmp_path: Path):
     assert not even.brakes(even.anchors).any()
     with pytest.raises(ValueError, match="waypoints end before 2 s"):
         DataConfig(path="x", braking_repeats=2, waypoint_steps=19)
+    with pytest.raises(ValueError, match=r"waypoint_dt_s 4 is too long for braking to be told over 2 s"):
+        DataConfig(path="x", braking_repeats=2, waypoint_dt_s=4.0)
+    DataConfig(path="x", braking_repeats=2, waypoint_dt_s=3.0)
