@@ -236,9 +236,11 @@ def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.act is not evaluate_run:
         return arguments
-    for name, least in (("episodes", 1), ("video", 0)):
+    for name, least in (("episodes", 1), ("execute", 1), ("video", 0)):
         if (value := getattr(arguments, name)) is not None and value < least:
             raise ConfigError(f"--{name} is {value}; expected at least {least}")
+    given = 1 if arguments.how == "every" and arguments.execute is None else arguments.execute  # else env.execute
+    execution_of(arguments.how, given, arguments.delay)
     behind = {"prompt": arguments.prompt is not None, "python": bool(arguments.python)}
     if arguments.env is None and any(behind.values()):
         name = next(name for name, given in behind.items() if given)

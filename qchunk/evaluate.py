@@ -340,6 +340,8 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("episodes", "execute", "max_steps", "num_envs", "video"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
+    which(arguments.checkpoint)
+    execution_of(arguments.how, arguments.execute, arguments.delay)
     return arguments
 
 

@@ -176,6 +176,14 @@ def test_tpu_makes_a_machine_where_there_is_none_or_it_was_taken(state: str, sta
     assert calls_of_tpu(stands_in | {"STATES": state}) == (0, calls, 2)
 
 
+def test_tpu_takes_no_lost_machine_for_an_error_of_the_program(stands_in: dict[str, str]):
+    """A broken call of gcloud's own ends with 1, too."""
+    calls = ["state", "setup", "hosts", "state", "state", "delete", "create", "setup", "hosts"]
+    assert calls_of_tpu(stands_in | {"CODES": "1 76 0 0", "STATES": "READY PREEMPTED PREEMPTED READY"}) == (0, calls, 4)
+    Path(stands_in["HOME"], "calls").unlink()
+    assert calls_of_tpu(stands_in | {"CODES": "65 76"}) == (65, ["state", "setup", "hosts", "state"], 2)
+
+
 def test_tpu_sets_a_machine_up_again_where_that_failed(stands_in: dict[str, str]):
     found = calls_of_tpu(stands_in | {"SETUPS": "255 1 0", "STATES": "NONE READY PREEMPTED READY"})
     tries = ["state", "delete", "create", "setup", "state", "setup", "state", "delete", "create", "setup", "hosts"]

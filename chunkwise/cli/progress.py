@@ -1,6 +1,5 @@
 """A progress bar on a terminal, plain lines elsewhere."""
 
-import collections
 import contextlib
 import sys
 import threading
@@ -19,7 +18,6 @@ from chunkwise.printable import printable
 
 # A log file of a long run stays readable: at most a line every so many seconds.
 SECONDS_BETWEEN_LINES = 10.0
-SECONDS_OF_SPEED, SECONDS_BETWEEN_MARKS = 60.0, 1.0
 
 Item = TypeVar("Item")
 
@@ -132,14 +130,14 @@ def speed_text(rate: float) -> str:
 
 
 class ProgressLine:
-    """Shows steps done, speed of the last minute, time left, and the newest metrics; use it as a context manager."""
+    """Shows steps done, speed, time left, and the newest metrics; use it as a context manager."""
 
     def __init__(self, start: int, total: int) -> None:
         """Starts at step `start` of `total`."""
         self._start, self._total = start, total
-        # Steps and when they were done, for a minute. Before the first of them the program was compiled; a mean since
-        # the start would not tell for long that online steps are slower than those on a dataset.
-        self._done: collections.deque[tuple[int, float]] = collections.deque()
+        # First step and its time: before it, the program was compiled. Since it evaluations count, as they will again.
+        self._warm: tuple[int, float] | None = None
+        self._acting = False
         self._last_line = 0.0
         self._step = start
         self._bar: Progress | None = None
@@ -159,19 +157,18 @@ class ProgressLine:
             self._bar.stop()
 
     def _speed(self) -> float | None:
-        """Updates a second in the last minute, or since the first were done; None while there are these alone."""
-        if not self._done or self._step == self._done[0][0]:
+        """Updates a second since the first of this phase were done; None while there are these alone."""
+        if self._warm is None or self._step == self._warm[0]:
             return None
-        step, began = self._done[0]
+        step, began = self._warm
         return (self._step - step) / max(time.monotonic() - began, 1e-9)
 
-    def update(self, step: int) -> None:
-        """Moves to `step`."""
-        self._step, now = step, time.monotonic()
-        if not self._done or now - self._done[-1][1] >= SECONDS_BETWEEN_MARKS:
-            self._done.append((step, now))
-        while len(self._done) > 2 and now - self._done[1][1] > SECONDS_OF_SPEED:
-            self._done.popleft()
+    def update(self, step: int, *, acting: bool = False) -> None:
+        """Moves to `step`; `acting` says whether there are interactions among the updates, another phase."""
+        self._step = step
+        if self._warm is None or acting != self._acting:
+            self._warm = step, time.monotonic()
+        self._acting = acting
         if self._bar is not None:
             speed = self._speed()
             shown = "" if speed is None else f"{speed_text(speed)}/s"

@@ -108,10 +108,11 @@ def curves(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
     """Returns the numbers of the curves: {"keys": of the colours, "charts": [{"name", "smooth", "series": [...]}]}."""
     several = len(runs) > 1
     charts: dict[tuple[bool, str], list[dict[str, Any]]] = {}
+    # Of a metric's own names of all runs one is left out: what one run alone has so far is not called as another's.
+    names = {results.split_name(name) for record in runs.values() for name in record.series("eval")}
+    leading = {metric: own for own in reversed(OWN) for policy, metric in names if policy == own}
     for run, record in runs.items():
         evaluated = record.series("eval")
-        names = [results.split_name(name) for name in evaluated]
-        leading = {metric: own for own in reversed(OWN) for policy, metric in names if policy == own}
         for name, points in evaluated.items():
             policy, metric = results.split_name(name)
             if metric.endswith(("_low", "_high")) or metric == "episodes" or results.of_task(metric):

@@ -296,19 +296,16 @@ def _require_evaluable(study: StudyConfig, runs: Sequence[Run], out: Path) -> No
     if study.evaluate is None:
         return
     folder = out / runs[0].folder
-    words = [
-        "evaluate",
-        runs[0].config.package,
-        str(folder),
-        "--out",
-        str(folder / study_table.EVALUATION),
-        *study.evaluate,
-    ]
-    module, words = resolve(words)
+    made = ("--out", str(folder / study_table.EVALUATION))
+    module, words = resolve(["evaluate", runs[0].config.package, str(folder), *made, *study.evaluate])
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            importlib.import_module(module).read_arguments(words)
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            found = importlib.import_module(module).read_arguments(words)
+        if getattr(found, "checkpoint", None) == "best" and any(
+            run.config.checkpoint.keep_best is None for run in runs
+        ):
+            raise ConfigError("--checkpoint best: expected checkpoint.keep_best in the config of each run")
     except (ConfigError, SystemExit) as error:
         why = error if isinstance(error, ConfigError) else said.getvalue().strip().rpartition("\n")[2]
         given = shlex.join(study.evaluate)

@@ -349,7 +349,7 @@ class _Run:
             self._collect(*self.in_flight.popleft())
         self.step += updates
         self.evaluated, self.evaluation, self.home = False, {}, dataclasses.replace(self.home, interacted=False)
-        self.progress.update(self.step)
+        self.progress.update(self.step, acting=self.interaction is not None and self.step > self.interaction.start)
         if self.step % self.config.train.log_every == 0 or self.step == self.config.train.steps:
             self._log()
         self.clock.charge("step", began)

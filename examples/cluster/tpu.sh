@@ -51,11 +51,11 @@ make_anew() {
 
 # Ahead of each start: a machine may have been taken, or a connection have broken, in the middle of it.
 set_up() {
-  on all "test -e chunkwise/.ready || { $SETUP && { test -d chunkwise || { rm -rf chunkwise.part \
+  on all "$SETUP && { test -e chunkwise/.ready || { { test -d chunkwise || { rm -rf chunkwise.part \
     && git clone $(printf %q "$REPOSITORY") chunkwise.part && mv chunkwise.part chunkwise; }; } \
     && cd chunkwise && make env \
     && .venv/bin/pip install --quiet \"jax[tpu]==\$(.venv/bin/python -c 'import jax; print(jax.__version__)')\" \
-    && touch .ready; }"
+    && touch .ready; }; }"
 }
 
 # One connection a host, because gcloud hands back the program's exit code only then. Returns the smallest that is not
@@ -97,12 +97,17 @@ for ((restart = 0; restart <= MAX_RESTARTS; restart++)); do
   unready=0
   train || code=$?
   case $code in
+    0) exit 0 ;;
     75 | 76 | 134) echo "ended with $code: going on" ;;
     255)
       echo "the connection broke: going on"
       sleep "$PAUSE"
       ;;
-    *) exit "$code" ;;
+    *)
+      found=$(state) || exit "$code"
+      [ "$found" != READY ] || exit "$code"
+      echo "ended with $code on a machine that is $found by now: going on"
+      ;;
   esac
 done
 echo "not started again after $MAX_RESTARTS restarts"

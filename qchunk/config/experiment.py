@@ -236,10 +236,8 @@ class QChunkConfig(ExperimentConfig):
             names = ("image_size", "jpeg_channels", "frames", "decode_threads")
             found |= dict.fromkeys((f"data.{name}" for name in names), "data.cameras")
         if self.eval.env is None:
-            names = ("episodes", "final_episodes", "videos", "num_envs", "rows", "max_steps")
-            found |= dict.fromkeys(("fleet.address", "fleet.silence", *(f"eval.{name}" for name in names)), "eval.env")
-            if self.online is None:
-                found["eval.render_size"] = "eval.env or online"
+            # Not those that `chunkwise evaluate RUN --env ID` takes from the run: final_episodes, num_envs, rows, ...
+            found |= dict.fromkeys(("fleet.address", "fleet.silence", "eval.episodes", "eval.videos"), "eval.env")
         if self.evaluates_nothing and self.train.eval_every:
             found["train.eval_every"] = "eval.env or data.holdout"
         return found

@@ -1,6 +1,6 @@
 """Puts small faults into the program, one at a time, and says which of them the tests notice.
 
-    python -m tests.mutants                                # all, about half an hour on 4 cores
+    python -m tests.mutants                                # all, 70 minutes on 2 cores
     python -m tests.mutants --area loop --only by_hand
     python -m tests.mutants --list
 

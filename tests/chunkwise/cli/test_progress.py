@@ -63,8 +63,10 @@ def test_the_time_left_does_not_count_compiling(seconds: list[float], capsys: py
     ]
 
 
-def test_the_speed_is_the_last_minutes(seconds: list[float], capsys: pytest.CaptureFixture[str]):
-    """10,000 updates at 200 a second, then 60 at one in 2.5 s: a mean since the start would say 50 a second."""
+def test_the_speed_begins_anew_where_updates_wait_for_an_environment(
+    seconds: list[float], capsys: pytest.CaptureFixture[str]
+):
+    """10,000 updates at 200 a second, then one in 2.5 s: a mean since the start would say 50 a second."""
     with progress.ProgressLine(0, 10_100) as line:
         for step in range(0, 10_001, 100):
             seconds[0] += 0.5
@@ -72,11 +74,30 @@ def test_the_speed_is_the_last_minutes(seconds: list[float], capsys: pytest.Capt
         line.show({})
         for step in range(10_001, 10_061):
             seconds[0] += 2.5
-            line.update(step)
+            line.update(step, acting=True)
+            if step == 10_001:
+                line.show({"loss": 1.0})
         line.show({})
     assert capsys.readouterr().out.splitlines() == [
         "step 10000/10100  200/s  0 s left",
         "step 10060/10100  0.4/s  2 min left",
+    ]
+
+
+def test_the_time_left_counts_evaluations(seconds: list[float], capsys: pytest.CaptureFixture[str]):
+    """100 updates a second and 100 s of evaluation every 10,000: half as fast, whenever one looks."""
+    with progress.ProgressLine(0, 50_000) as line:
+        line.update(0)
+        for step in range(1_000, 20_001, 1_000):
+            seconds[0] += 10
+            line.update(step)
+            seconds[0] += 100 * (step % 10_000 == 0)
+            if step == 11_000:
+                line.show({})
+        line.show({})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 11000/50000  52.4/s  12 min left",
+        "step 20000/50000  50/s  10 min left",
     ]
 
 

@@ -25,6 +25,13 @@ def test_reads_a_file_and_overrides_fields():
     assert config.package == "qchunk"
 
 
+def test_what_an_evaluation_elsewhere_takes_from_the_run_is_taken():
+    """`chunkwise evaluate RUN --env ID` reads these of a run that has no environment of its own."""
+    words = "--eval.final-episodes 9 --eval.num-envs 2 --eval.rows 2 --eval.max-steps 9 --eval.render-size 9 9"
+    config, _ = load([*DEBUG, "--eval.env", "None", *words.split()])
+    assert flatten(config)["eval.render_size"] == [9, 9]
+
+
 def test_tuples_and_none_are_read():
     config, _ = load([*DEBUG, "--agent.hidden-sizes", "8", "16", "--optim.clip-norm", "1", "--eval.env", "None"])
     flat = flatten(config)
@@ -51,10 +58,6 @@ HELD_OUT = ["--eval.env", "None", "--data.holdout", "0.1"]
         (["--eval.env", "None"], "--fleet.address=local", "eval.env", []),
         (["--eval.env", "None"], "--fleet.silence=9", "eval.env", []),
         (["--eval.env", "None"], "--eval.videos=9", "eval.env", []),
-        (["--eval.env", "None"], "--eval.final-episodes=9", "eval.env", []),
-        (["--eval.env", "None"], "--eval.num-envs=2", "eval.env", []),
-        (["--eval.env", "None"], "--eval.max-steps=9", "eval.env", []),
-        (["--eval.env", "None"], "--eval.render-size=9 9", "eval.env or online", []),
         ([], "--data.frames=recorded", "data.cameras", ["--data.cameras", "top"]),
         ([], "--data.decode-threads=1", "data.cameras", ["--data.cameras", "top"]),
         (["--eval.env", "None"], "--train.eval-every=9", "eval.env or data.holdout", HELD_OUT),

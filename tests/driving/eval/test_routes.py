@@ -215,6 +215,12 @@ def test_flags_that_have_no_effect_are_refused(
     assert said in capsys.readouterr().err
 
 
+def test_the_least_values_are_taken():
+    words = "RUN --closed-loop --episodes 1 --seed 0 --workers 1 --video 0 --lead-s 0 --hold 1"
+    given = {"episodes": 1, "seed": 0, "workers": 1, "video": 0, "lead-s": 0.0, "hold": 1}
+    assert evaluate.read_arguments(words.split()).driving == given
+
+
 def test_reports_can_be_read_by_machines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
