@@ -166,6 +166,7 @@ class Collector:
         self.rows = workers.count if rows is None else rows
         self._execution = execution or Execution()
         self._tasks = {task.name: task for task in tasks} | {"": tasks[0]}
+        self._shown = Shapes()
         self._said_endless = False
         self._inferences = 0
         self._fastest = math.inf
@@ -201,6 +202,7 @@ class Collector:
           ConfigError: The policy's chunks are too short for how they are executed, or cannot be completed.
           RunError: An environment failed, or workers keep dying in one rollout.
         """
+        self._shown = Shapes()
         lines = Lines(len(jobs), "played {count} of {total} rollouts")
         todo = deque(jobs)
         slots: dict[int, _Slot] = {}
@@ -338,7 +340,8 @@ class Collector:
         draws = [(*slot.job.draw, len(slot.stretches)) for slot in slots] + [None] * padding
         shown = slots + slots[:1] * padding
         latest = [{name: value[-1] for name, value in slot.frames[-1].items()} for slot in shown]
-        batch = Shapes()
+        # Of several rows in whatever batch: whether two of other shapes meet in one depends on who is fast.
+        batch = self._shown if self.rows > 1 else Shapes()
         for slot, row in zip(slots, latest, strict=False):
             batch.require(f"{slot.job.path}: its environment (seed {slot.job.seed})", row)
         observations = {name: np.stack([row[name] for row in latest]) for name in latest[0]}

@@ -342,6 +342,9 @@ def test_environments_of_a_batch_must_show_the_same() -> None:
     either = [told.format(1, 5, 5, 3), told.format(0, 3, 3, 5)]  # whose reset is answered first
     with pytest.raises(RunError, match=f"^({'|'.join(either)})$"):
         play(workers, jobs([3, 5]), rows=2)
+    with pytest.raises(RunError, match=f"^({'|'.join(either)})$"):  # one after another, so never in one batch
+        play(ThreadWorkers(functools.partial(Grown, EnvSpec(suite="own")), 1, name="grown"), jobs([3, 5]), rows=2)
+    play(ThreadWorkers(functools.partial(Grown, EnvSpec(suite="own")), 1, name="grown"), jobs([3, 5]), rows=1)
 
 
 def test_nan_ends_it_with_the_name_of_the_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
