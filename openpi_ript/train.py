@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from chunkwise.checkpoint.prune import require_evaluated
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.saved import flatten, resume_rules
 from chunkwise.data.verdict import Verdict
@@ -114,11 +115,8 @@ def _require_taken(data: TrainingData) -> None:
 def _require_effect(config: OpenpiRiptConfig) -> None:
     """Raises ConfigError for settings of a new run that would do nothing, or teach what is not so."""
     _require_read(config)
-    if config.checkpoint.keep_best is not None and config.evaluates_nothing:
-        raise ConfigError(
-            f"checkpoint.keep_best is {config.checkpoint.keep_best}, and this run evaluates nothing: env is None, and "
-            "data.holdout is 0. Set one of them, or leave checkpoint.keep_best out"
-        )
+    if config.evaluates_nothing:
+        require_evaluated(config.checkpoint.keep_best, "env is None, and data.holdout is 0")
     _require_rest(config)
     _require_goals_told_in_numbers(config)
 

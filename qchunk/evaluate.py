@@ -306,10 +306,10 @@ def write_video(
 
 
 def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads a command line; None is this process's.
+    """Reads a command line, None is this process's; `execution` is what its flags say of how chunks are executed.
 
     Raises:
-      ConfigError: A number is out of its range.
+      ConfigError: A number is out of its range, or flags contradict one another.
       SystemExit: A flag is unknown, or its value is.
     """
     parser = Parser(
@@ -340,8 +340,8 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("episodes", "execute", "max_steps", "num_envs", "video"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
-    which(arguments.checkpoint)
-    execution_of(arguments.how, arguments.execute, arguments.delay)
+    arguments.checkpoint = which(arguments.checkpoint)
+    arguments.execution = execution_of(arguments.how, arguments.execute, arguments.delay)
     return arguments
 
 
@@ -350,10 +350,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = read_arguments(argv)
         evaluation.require_place(arguments.out, videos=arguments.video is not None)
-        policy = load_policy(arguments.run, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)
+        policy = load_policy(arguments.run, checkpoint=arguments.checkpoint, allow_code=arguments.allow_code)
         if not isinstance(policy, QChunkPolicy):
             raise ConfigError(f"{arguments.run}: expected a run of qchunk; chunkwise evaluate takes any")
-        execution = execution_of(arguments.how, arguments.execute, arguments.delay)
         names = ("env", "seed", "how", "execute", "delay", "max_steps", "episodes")
         config = policy.config
         own = {"env": config.eval.env, "seed": config.run.seed, "max_steps": config.eval.max_steps}
@@ -369,7 +368,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             episodes=arguments.episodes,
             seed=arguments.seed,
             num_envs=arguments.num_envs,
-            execution=execution,
+            execution=arguments.execution,
             max_steps=arguments.max_steps,
             fleet=arguments.fleet,
             done=lambda job, rollout: played.update({job.number: rollout}),

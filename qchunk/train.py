@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from chunkwise.arrays import NumpyTree
+from chunkwise.checkpoint.prune import require_evaluated
 from chunkwise.checkpoint.reader import list_saves
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.data import norm_stats
@@ -265,11 +266,8 @@ def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> WithoutData:
 def main(config: QChunkConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
     require_reachable({"data.path": config.data.path})
-    if config.checkpoint.keep_best is not None and config.evaluates_nothing:
-        raise ConfigError(
-            f"checkpoint.keep_best is {config.checkpoint.keep_best}, and this run evaluates nothing: eval.env is None, "
-            "and data.holdout is 0. Set one of them, or leave checkpoint.keep_best out"
-        )
+    if config.evaluates_nothing:
+        require_evaluated(config.checkpoint.keep_best, "eval.env is None, and data.holdout is 0")
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _record_if_missing(config))

@@ -9,6 +9,23 @@ from chunkwise.config.experiment import CheckpointConfig
 from chunkwise.errors import ConfigError
 
 
+def require_evaluated(wanted: str | None, nothing: str) -> None:
+    """Refuses a best save of a run that evaluates nothing, so that none would ever be it.
+
+    Args:
+      wanted: checkpoint.keep_best.
+      nothing: Why nothing is evaluated, by the fields of the run's config.
+
+    Raises:
+      ConfigError: `wanted` is set.
+    """
+    if wanted is not None:
+        raise ConfigError(
+            f"checkpoint.keep_best is {wanted}, and this run evaluates nothing: {nothing}. Set one of them, or leave "
+            "checkpoint.keep_best out"
+        )
+
+
 def finite_metrics(metrics: Mapping[str, float], wanted: str | None) -> dict[str, float]:
     """The metrics of an evaluation that are finite.
 

@@ -75,8 +75,6 @@ def test_the_speed_begins_anew_where_updates_wait_for_an_environment(
         for step in range(10_001, 10_061):
             seconds[0] += 2.5
             line.update(step, acting=True)
-            if step == 10_001:
-                line.show({"loss": 1.0})
         line.show({})
     assert capsys.readouterr().out.splitlines() == [
         "step 10000/10100  200/s  0 s left",
