@@ -22,13 +22,13 @@ OLD.make = lambda config: ASKED[0]()
 def main() -> None:
     """Plays what was asked for, and prints a number."""
     old: Any = importlib.import_module("openpi_ript.collect")
-    _, count, rollouts, infer = ASKED
+    _, count, rollouts, infer, actions = ASKED
     rates = Rates(count, rollouts)
     config = OLD.EnvConfig(suite="point", task="red", prompt="", max_steps=LENGTH, state=("state",), num_envs=count)
     collector = old.Collector(config)
     jobs = [old.Job(number=n, seed=n, draw=(n,), path=Path(f"rollout_{n}.npz")) for n in range(rollouts)]
     try:
-        collector.play(jobs, Policy(infer), lambda job, rollout: rates.done(rollout.rewards))
+        collector.play(jobs, Policy(infer, actions), lambda job, rollout: rates.done(rollout.rewards))
     finally:
         collector.close()
     print(rates.together())

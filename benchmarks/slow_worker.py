@@ -1,16 +1,16 @@
 """Environment steps a second with one worker five times slower than the rest, against the sum of what each does alone.
 
     python benchmarks/slow_worker.py [--workers 8] [--step-ms 20] [--infer-ms 5] [--only local] [--rounds 3]
-    python benchmarks/slow_worker.py --suite metaworld --workers 2
+    python benchmarks/slow_worker.py --suite metaworld --workers 2      # or robosuite (Lift), point
     git worktree add ../old 9ac8221 && python benchmarks/slow_worker.py --workers 8 --old ../old
 
-Environments only wait, or are Meta-World's reach-v3, state only, of which the slow one waits after each step for four
-times what it took. The policy only waits, so that it needs no cores: what is measured is the collector, and how
-requests travel: to threads (in process), to processes (local), to an actor of Ray on this machine (ray); with --old
-also the collector of a commit before, which took the answers of its halves in turns (lock-step). Rollouts have 80
-steps, in chunks of 8. Summed are the steps a second of each worker, from the end of its first rollout to that of its
-last before none is left to begin; the ideal is the same sum for workers of its kind that play alone, by the same
-transport. Kinds take turns in each round.
+Environments only wait, or are Meta-World's reach-v3, robosuite's Lift or the simulated point, state only, of which the
+slow one waits after each step for four times what it took. The policy only waits, so that it needs no cores: what is
+measured is the collector, and how requests travel: to threads (in process), to processes (local), to an actor of Ray on
+this machine (ray); with --old also the collector of a commit before, which took the answers of its halves in turns
+(lock-step; waiting and metaworld alone). Rollouts have 80 steps, in chunks of 8. Summed are the
+steps a second of each worker, from the end of its first rollout to that of its last before none is left to begin; the
+ideal is the same sum for workers of its kind that play alone, by the same transport. Kinds take turns in each round.
 """
 
 import argparse
@@ -40,7 +40,9 @@ from chunkwise.envs.fleet import make_workers
 from chunkwise.envs.thread_workers import ThreadWorkers
 from chunkwise.envs.workers import Workers
 
-LENGTH, CHUNK, ACTIONS = 80, 8, 4
+LENGTH, CHUNK = 80, 8
+TASKS = {"waiting": ("", 4), "metaworld": ("reach-v3", 4), "robosuite": ("Lift", 7), "point": ("red", 2)}
+"""Of each its task, and how many numbers an action has."""
 SLOWER = 5.0
 KINDS = ("in process", "local", "ray")
 
@@ -110,10 +112,10 @@ class Numbered:
 class Policy:
     """Waits for an inference."""
 
-    step, weights, chunk = 0, "", (CHUNK, ACTIONS)
+    step, weights = 0, ""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, actions: int) -> None:
+        self._seconds, self.chunk = seconds, (CHUNK, actions)
 
     def __call__(self, observations: Observation, draws: Any, prompts: Any = ()) -> Any:
         time.sleep(self._seconds)
@@ -145,23 +147,23 @@ def workers_of(kind: str, opener: Any, count: int) -> Workers:
     return make_workers(FleetConfig(address="local" if kind == "ray" else None), opener, count, name="waiting")
 
 
-def rate(kind: str, opener: Any, count: int, rollouts: int, infer: float) -> float:
+def rate(kind: str, opener: Any, count: int, rollouts: int, infer: float, actions: int) -> float:
     """Steps a second of a collector's workers together."""
     collector = Collector(workers_of(kind, opener, count), rows=max(count // 2, 1))
     rates = Rates(count, rollouts)
     jobs = [Job(number=n, seed=n, draw=(n,), path=Path(f"rollout_{n}.npz")) for n in range(rollouts)]
     try:
-        collector.play(jobs, Policy(infer), lambda job, rollout: rates.done(rollout.rewards))
+        collector.play(jobs, Policy(infer, actions), lambda job, rollout: rates.done(rollout.rewards))
     finally:
         collector.close()
     return rates.together()
 
 
-def old_rate(tree: Path, opener: Any, count: int, rollouts: int, infer: float) -> float:
+def old_rate(tree: Path, opener: Any, count: int, rollouts: int, infer: float, actions: int) -> float:
     """The same of the collector at commit 9ac8221, in a process that finds that tree's packages first."""
     with tempfile.TemporaryDirectory() as folder:
         (asked := Path(folder) / "asked.pickle").write_bytes(
-            pickle.dumps((tree.resolve(), opener, count, rollouts, infer))
+            pickle.dumps((tree.resolve(), opener, count, rollouts, infer, actions))
         )
         command = [sys.executable, str(Path(__file__).with_name("lock_step.py")), str(asked)]
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
@@ -172,7 +174,7 @@ def old_rate(tree: Path, opener: Any, count: int, rollouts: int, infer: float) -
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=("waiting", "metaworld"), default="waiting")
+    parser.add_argument("--suite", choices=TASKS, default="waiting")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--step-ms", type=float, default=20.0, help="of environments that wait")
     parser.add_argument("--infer-ms", type=float, default=5.0)
@@ -181,10 +183,13 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=KINDS, help="repeatable; default all")
     parser.add_argument("--old", type=Path, metavar="TREE", help="a worktree of commit 9ac8221, measured beside")
     arguments = parser.parse_args()
+    if arguments.old and arguments.suite not in ("waiting", "metaworld"):
+        parser.error("--old: expected waiting or metaworld; the other suites have not been played by that commit")
     # By the name by which another process finds it: this one is its own __main__.
     module = importlib.import_module("benchmarks.slow_worker")
     waiting = functools.partial(module.Waiting, arguments.step_ms / 1000)
-    simulated = functools.partial(make, EnvSpec(suite="metaworld", task="reach-v3"))
+    task, actions = TASKS[arguments.suite]
+    simulated = functools.partial(make, EnvSpec(suite=arguments.suite, task=task))
     opener = functools.partial(module.Numbered, waiting if arguments.suite == "waiting" else simulated)
     infer, count = arguments.infer_ms / 1000, arguments.workers
     single = 4 if arguments.suite == "waiting" else max(arguments.rollouts // 2, 4)  # a simulator's steps differ
@@ -198,10 +203,10 @@ def main() -> None:
                 alone = []
                 for name, slower in (("fast", 1.0), ("slow", SLOWER)):
                     (place := Path(folder) / name).mkdir()
-                    alone.append(measure(functools.partial(opener, slower, place), 1, single, infer))
+                    alone.append(measure(functools.partial(opener, slower, place), 1, single, infer, actions))
                 (place := Path(folder) / "all").mkdir()
                 total = arguments.rollouts * count
-                rates[kind].append(measure(functools.partial(opener, SLOWER, place), count, total, infer))
+                rates[kind].append(measure(functools.partial(opener, SLOWER, place), count, total, infer, actions))
                 ratios[kind].append(rates[kind][-1] / ((count - 1) * alone[0] + alone[1]))
     for kind in measures:
         print(
