@@ -8,7 +8,7 @@ Environments only wait, or are Meta-World's reach-v3, robosuite's Lift or the si
 slow one waits after each step for four times what it took. The policy only waits, so that it needs no cores: what is
 measured is the collector, and how requests travel: to threads (in process), to processes (local), to an actor of Ray on
 this machine (ray); with --old also the collector of a commit before, which took the answers of its halves in turns
-(lock-step; waiting and metaworld alone). Rollouts have 80 steps, in chunks of 8. Summed are the
+(lock-step). Rollouts have 80 steps, in chunks of 8. Summed are the
 steps a second of each worker, from the end of its first rollout to that of its last before none is left to begin; the
 ideal is the same sum for workers of its kind that play alone, by the same transport. Kinds take turns in each round.
 """
@@ -41,8 +41,13 @@ from chunkwise.envs.thread_workers import ThreadWorkers
 from chunkwise.envs.workers import Workers
 
 LENGTH, CHUNK = 80, 8
-TASKS = {"waiting": ("", 4), "metaworld": ("reach-v3", 4), "robosuite": ("Lift", 7), "point": ("red", 2)}
-"""Of each its task, and how many numbers an action has."""
+TASKS = {
+    "waiting": ("", 4, "state"),
+    "metaworld": ("reach-v3", 4, "state"),
+    "robosuite": ("Lift", 7, "object-state"),
+    "point": ("red", 3, "position"),
+}
+"""Of each its task, how many numbers an action has, and which array of an observation the old collector hands on."""
 SLOWER = 5.0
 KINDS = ("in process", "local", "ray")
 
@@ -147,9 +152,9 @@ def workers_of(kind: str, opener: Any, count: int) -> Workers:
     return make_workers(FleetConfig(address="local" if kind == "ray" else None), opener, count, name="waiting")
 
 
-def rate(kind: str, opener: Any, count: int, rollouts: int, infer: float, actions: int) -> float:
+def rate(kind: str, rows: int | None, opener: Any, count: int, rollouts: int, infer: float, actions: int) -> float:
     """Steps a second of a collector's workers together."""
-    collector = Collector(workers_of(kind, opener, count), rows=max(count // 2, 1))
+    collector = Collector(workers_of(kind, opener, count), rows=min(rows or max(count // 2, 1), count))
     rates = Rates(count, rollouts)
     jobs = [Job(number=n, seed=n, draw=(n,), path=Path(f"rollout_{n}.npz")) for n in range(rollouts)]
     try:
@@ -159,11 +164,11 @@ def rate(kind: str, opener: Any, count: int, rollouts: int, infer: float, action
     return rates.together()
 
 
-def old_rate(tree: Path, opener: Any, count: int, rollouts: int, infer: float, actions: int) -> float:
+def old_rate(tree: Path, state: str, opener: Any, count: int, rollouts: int, infer: float, actions: int) -> float:
     """The same of the collector at commit 9ac8221, in a process that finds that tree's packages first."""
     with tempfile.TemporaryDirectory() as folder:
         (asked := Path(folder) / "asked.pickle").write_bytes(
-            pickle.dumps((tree.resolve(), opener, count, rollouts, infer, actions))
+            pickle.dumps((tree.resolve(), opener, count, rollouts, infer, actions, state))
         )
         command = [sys.executable, str(Path(__file__).with_name("lock_step.py")), str(asked)]
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
@@ -176,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", choices=TASKS, default="waiting")
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--rows", type=int, help="of a batch of inference; default half of the workers, as lock-step")
     parser.add_argument("--step-ms", type=float, default=20.0, help="of environments that wait")
     parser.add_argument("--infer-ms", type=float, default=5.0)
     parser.add_argument("--rollouts", type=int, default=14, help="of each worker in the mean")
@@ -183,19 +189,17 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=KINDS, help="repeatable; default all")
     parser.add_argument("--old", type=Path, metavar="TREE", help="a worktree of commit 9ac8221, measured beside")
     arguments = parser.parse_args()
-    if arguments.old and arguments.suite not in ("waiting", "metaworld"):
-        parser.error("--old: expected waiting or metaworld; the other suites have not been played by that commit")
     # By the name by which another process finds it: this one is its own __main__.
     module = importlib.import_module("benchmarks.slow_worker")
     waiting = functools.partial(module.Waiting, arguments.step_ms / 1000)
-    task, actions = TASKS[arguments.suite]
+    task, actions, state = TASKS[arguments.suite]
     simulated = functools.partial(make, EnvSpec(suite=arguments.suite, task=task))
     opener = functools.partial(module.Numbered, waiting if arguments.suite == "waiting" else simulated)
     infer, count = arguments.infer_ms / 1000, arguments.workers
     single = 4 if arguments.suite == "waiting" else max(arguments.rollouts // 2, 4)  # a simulator's steps differ
-    measures = {kind: functools.partial(rate, kind) for kind in arguments.only or KINDS}
+    measures = {kind: functools.partial(rate, kind, arguments.rows) for kind in arguments.only or KINDS}
     if arguments.old:
-        measures["lock-step"] = functools.partial(old_rate, arguments.old)
+        measures["lock-step"] = functools.partial(old_rate, arguments.old, state)
     ratios, rates = collections.defaultdict[str, list[float]](list), collections.defaultdict[str, list[float]](list)
     for _ in range(arguments.rounds):
         for kind, measure in measures.items():

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -265,8 +266,8 @@ class Collector:
         """
         parallel = self.workers.parallel
         # Half of the cores is all of them: in threads, what steps in Python takes turns at one.
-        if asked >= parallel and self._cores and self.workers.count * np.median(self._cores) >= parallel / 2:
-            return float(np.median(self._seconds))
+        if asked >= parallel and self._cores and self.workers.count * median(self._cores) >= parallel / 2:
+            return median(self._seconds)
         return 0.0 if math.isinf(self._fastest) else self._fastest
 
     def _begin(self, slot: int, job: Job) -> _Slot:

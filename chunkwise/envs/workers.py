@@ -242,6 +242,11 @@ def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
     """Body of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A write to a pipe lets the reader that wakes go first on the writer's core, so that the process that serves all
+    # waited for the steps that it had just asked for: 0.4 of the 2.9 ms of a chunk of the simulated point. A batch
+    # process waits its turn. Linux has it, and a container may forbid it.
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # Before numpy computes: matrices of 7 x 7 gain nothing from threads, which would fight over the cores.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[variable] = "1"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -243,6 +244,18 @@ def test_another_episode_may_show_another_goal_and_a_step_more_than_the_reset() 
         _, stretch = workers.receive([0])
         assert isinstance(stretch, Stretch)
         assert stretch.observations["goal"].shape[1:] == (seed,)
+
+
+def test_a_process_does_not_go_before_the_one_that_asks_it() -> None:
+    workers = ProcessWorkers(opener(), 1, name="countdown")
+    try:
+        workers.submit(0, Reset(1))
+        workers.receive([0])
+        pid = workers.pid(0)
+        assert pid is not None
+        assert os.sched_getscheduler(pid) == os.SCHED_BATCH
+    finally:
+        workers.close()
 
 
 def test_a_dead_process_is_named_by_its_slot_and_replaced() -> None:
