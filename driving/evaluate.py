@@ -210,6 +210,8 @@ def _rater_feedback(
 def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -> dict[str, Any]:
     """Linear probes and retrieval of an encoder and of one with fresh weights, on the drives of eval.split.
 
+    Beside them what the motion so far tells of what lies ahead, without an image.
+
     `check` as of `open_data`.
     """
     train, held_out = (open_data(config.data, split, check=check) for split in ("train", config.eval.split))
@@ -218,8 +220,14 @@ def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -
     rows = {
         name: probes.probe(config, params, train, held_out) for name, params in ((MODEL, encoder), ("untrained", fresh))
     }
+    if blind := probes.ahead_of(train, held_out):
+        rows["motion"] = blind
     wanted = {"speed_r2": "no frame of a split knows speed, yaw rate and all moments"}
     wanted["retrieval_top1"] = f"no frame has another {probes.LATER_S:g} s later"
+    wanted["curvature_r2"] = "no car goes 17.5 m on, or all go straight"
+    wanted["stop_auroc"] = "nobody stops within 3 s, or everybody does"
+    unsaid = "drives say nothing of it (surroundings), or always the same"
+    wanted |= {"vehicle_ahead_r2": unsaid, "red_light_auroc": unsaid}
     notes = [f"{name}: {reason}" for name, reason in wanted.items() if name not in rows[MODEL]]
     return {
         "kind": "pretraining",

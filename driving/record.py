@@ -1,4 +1,4 @@
-"""Records drives through MuJoCo towns as episodes: cameras, motion, pose, route command, the town's driver's waypoints.
+"""Records drives through MuJoCo towns as episodes: cameras, motion, route command, what is ahead, plans to follow.
 
     python -m driving.record --path datasets/driving/town --episodes 64
 
@@ -134,7 +134,9 @@ def record_episode(
         for i in range(count):
             images = env.images() if driver is not None or i % every == 0 else {}
             written = {} if i % every else _write_images(config, path, folder, i, images, taken[i // every])
-            frames.append(_frame(i, observed, env.state(), written))
+            ahead, light = env.surroundings()
+            around = {"vehicle_ahead_m": None if ahead is None else round(ahead, 3), "traffic_light": light or "none"}
+            frames.append(_frame(i, observed, env.state(), written) | {"surroundings": around})
             wanted = observed["expert_waypoints"] if driver is None else _padded(driver(observed | images))
             step = env.step(env.clip(noise.disturbed(wanted.astype(np.float64)).ravel()))
             observed = step.observation

@@ -178,6 +178,10 @@ def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> WithoutData
 
     if changes_pixels(config.data.augment):
         batch |= {"crop": row("float32", cameras, 3), "colour": row("float32", views, 3), "flipped": row("bool")}
+    if config.waypoints.world is not None:
+        batch |= {"later_images": row("uint8", cameras, *size, 3), "later_valid": row("bool", cameras)}
+        if "colour" in batch:
+            batch |= {"later_colour": row("float32", cameras, 3)}
     if config.rollout is not None:
         seen = {name: batch[name] for name in input_names(task.settings)}
         batch |= {"decisions": {**seen, "mode": row("int32"), "log_prob": row("float32"), "advantage": row("float32")}}

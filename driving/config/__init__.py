@@ -21,6 +21,7 @@ from driving.config.model import (
     ResidualConfig,
     VitConfig,
     WaypointConfig,
+    WorldConfig,
 )
 
 __all__ = [
@@ -45,4 +46,5 @@ __all__ = [
     "Split",
     "VitConfig",
     "WaypointConfig",
+    "WorldConfig",
 ]

@@ -106,15 +106,16 @@ class DrivingConfig(ExperimentConfig):
                 f"data.image_size is {self.data.image_size}; expected multiples of {pixels} pixels, a token's size "
                 f"(model.conv.channels, model.vit.patch_size), for example {near}"
             )
-        contrasted = self.objective is not None and self.objective.cross_camera + self.objective.temporal > 0
-        negatives = "objective.cross_camera and objective.temporal take their negatives from"
+        o = self.objective
+        contrasted = o is not None and o.cross_camera + o.temporal + o.distilled > 0
+        negatives = "objective.cross_camera, temporal and distilled compare a row with the others of"
         if contrasted and self.train.grad_accum_steps > 1:
             raise ValueError(
                 f"train.grad_accum_steps is {self.train.grad_accum_steps}, and {negatives} the whole batch: a part has "
                 "fewer. Set it to 1, lower train.batch_size, or spread the batch over more devices"
             )
         if contrasted and self.train.batch_size == 1:
-            raise ValueError(f"train.batch_size is 1, and {negatives} the other rows; expected 2 or more")
+            raise ValueError(f"train.batch_size is 1, and {negatives} it; expected 2 or more")
         if self.objective is not None and self.objective.cross_camera and len(self.data.cameras) < 2:
             found = f"objective.cross_camera compares the cameras of a moment, and data.cameras is {self.data.cameras}"
             raise ValueError(f"{found}; expected two or more, or --objective.cross-camera 0")
@@ -132,10 +133,26 @@ class DrivingConfig(ExperimentConfig):
                 f"waypoints.use_moments is true and {offsets}; expected moments before the anchor, for example "
                 "(-0.4, 0.0): a car that drives knows none after it"
             )
+        if self.waypoints is not None and self.waypoints.world is not None and self.data.offsets_s[-1] <= 0:
+            raise ValueError(
+                f"waypoints.world predicts what is seen later, and {offsets}; expected a last one after the anchor, "
+                "for example (0.0, 0.5)"
+            )
         paired = self.objective is not None and self.objective.temporal + self.objective.ego_motion > 0
         if paired and len(self.data.offsets_s) < 2:
             wanted = "expected for example (0.0, 0.4), at multiples of the time between images"
             raise ValueError(f"objective.temporal and objective.ego_motion compare two moments; {offsets}, {wanted}")
+
+    @property
+    def unread(self) -> dict[str, str]:
+        found = dict[str, str]()
+        if self.model.vit is not None:
+            found |= dict.fromkeys(("model.conv.channels", "model.conv.blocks"), "model.vit None")
+        if len(self.data.cameras) == 1:
+            found["data.augment.camera_dropout"] = "two or more data.cameras"
+        if self.waypoints is None:
+            found |= dict.fromkeys(("eval.blind_updates", "eval.plotted_moments"), "waypoints")
+        return found
 
     @property
     def unseen_in_town(self) -> str:

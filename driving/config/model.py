@@ -90,6 +90,8 @@ class ObjectiveConfig:
     """Prediction of hidden tokens of a slowly moving encoder."""
     ego_motion: float = 0.0
     """Prediction of the relative pose between the first and the last of data.offsets_s."""
+    distilled: float = 0.0
+    """Self-distillation: what a slowly moving encoder makes of a whole image, from a crop of it."""
     temperature: float = 0.1
     near_s: float = 2.0
     """Moments of one drive that are closer than this are no negatives of each other."""
@@ -97,20 +99,31 @@ class ObjectiveConfig:
     """Width in which InfoNCE compares."""
     hidden_share: float = 0.5
     """Share of a camera's tokens that is hidden."""
+    distilled_crop: float = 0.6
+    """Largest share of height and of width that a crop leaves out."""
+    prototypes: int = 128
+    """Directions of which self-distillation says to which an image belongs."""
     target_decay: float = 0.99
     """Of the slowly moving encoder, per update."""
 
     def __post_init__(self) -> None:
-        require_non_negative(self, "cross_camera", "temporal", "masked", "ego_motion", "near_s")
-        require_positive(self, "temperature", "projection")
-        require_fraction(self, "hidden_share", "target_decay")
-        if not self.cross_camera + self.temporal + self.masked + self.ego_motion:
+        require_non_negative(self, "cross_camera", "temporal", "masked", "ego_motion", "distilled", "near_s")
+        require_positive(self, "temperature", "projection", "prototypes")
+        require_fraction(self, "hidden_share", "target_decay", "distilled_crop")
+        if self.distilled_crop == 1:
+            raise ValueError("objective.distilled_crop is 1; expected below 1, since a crop must leave something")
+        if not self.cross_camera + self.temporal + self.masked + self.ego_motion + self.distilled:
             raise ValueError("every objective has weight 0; expected at least one above 0")
         if not self.cross_camera + self.temporal:
             read = ("temperature", "near_s")
             require_defaults(self, "objective", read, "an objective without cross_camera and temporal")
         if not self.masked:
-            require_defaults(self, "objective", ("hidden_share", "target_decay"), "an objective without masked")
+            require_defaults(self, "objective", ("hidden_share",), "an objective without masked")
+        if not self.distilled:
+            require_defaults(self, "objective", ("distilled_crop", "prototypes"), "an objective without distilled")
+        if not self.masked + self.distilled:
+            without = "an objective without masked and distilled"
+            require_defaults(self, "objective", ("target_decay",), without)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +140,20 @@ class ResidualConfig:
         require_fraction(self, "dropout")
         if self.dropout == 1:
             raise ValueError("residual.dropout is 1; expected below 1, since something must be left")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorldConfig:
+    """A latent world model beside the waypoints (LAW, arXiv:2406.08481): from what the cameras show, and the waypoints,
+    what they will show at the last of data.offsets_s."""
+
+    weight: float = 0.2
+    """Of its loss, beside that of the waypoints."""
+    width: int = 256
+    """Of its hidden layer."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "weight", "width")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,6 +179,8 @@ class WaypointConfig:
     """In which direction each token looks, by the cameras' matrices (driving/model/rays.py)."""
     residual: ResidualConfig | None = None
     """The other inputs predict, and what the cameras see is added to that. None: one network takes all of it."""
+    world: WorldConfig | None = None
+    """Learns what the waypoints lead to, too. None: the waypoints alone."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Of the head."""
     modes: int = 1
@@ -171,6 +200,12 @@ class WaypointConfig:
         if self.residual is not None and not (self.use_cameras and others):
             added = "waypoints.residual is what cameras add to what other inputs give"
             raise ValueError(f"{added}; expected use_cameras, and one of use_ego, use_past, use_command")
+        for name, on in (("freeze", self.freeze), ("use_calibration", self.use_calibration)):
+            if self.world is not None and on:
+                found = f"waypoints.world is set and waypoints.{name} is true"
+                raise ValueError(f"{found}: it trains the encoder, by images alone; switch one of them off")
+        if self.world is not None and not self.use_cameras:
+            raise ValueError("waypoints.world is set and use_cameras false: nothing is seen; switch one of them")
         if self.use_calibration and self.freeze:
             fresh = "what reads the rays is part of the encoder, is fresh, and would never be trained"
             raise ValueError(f"waypoints.use_calibration is true and freeze too: {fresh}; switch one of them off")

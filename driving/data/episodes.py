@@ -30,6 +30,8 @@ from driving.data.schema import non_finite_problems, schema_problems
 
 ROUTE_COMMANDS = ("unknown", "left", "straight", "right")
 """Meaning of a batch's route_command, by its number."""
+TRAFFIC_LIGHTS = ("unknown", "none", "green", "yellow", "red")
+"""Meaning of an episode's traffic_light, by its number."""
 DEFAULT_WAYPOINT_DT_S = 0.1
 _CAMERA_BYTES = 8 * (1 + 3 + 9 + 16)
 """Of one camera in one frame: offset, pose, intrinsics, extrinsics."""
@@ -71,6 +73,10 @@ class Episode:
     """Of each frame, the trajectories that people rated."""
     history: tuple[History | None, ...]
     """Of each frame, how the car came there, where the frame says it itself."""
+    vehicle_ahead_m: Float64[np.ndarray, " T"]
+    """To the next vehicle in the lane; inf where none is in sight, NaN where it is not known."""
+    traffic_light: Int8[np.ndarray, " T"]
+    """What the next one of the route shows: position in TRAFFIC_LIGHTS."""
     split: str
     """What the source calls the part of it that the drive is of; empty where it does not say."""
 
@@ -176,6 +182,7 @@ def _arrays(tree: Mapping[str, Any], source: str, problems: list[Problem]) -> Ep
         waypoints_driven=spec.get("driven", True),
         rated=tuple(_rated(frame) for frame in frames),
         history=tuple(_history(frame, i, source, problems) for i, frame in enumerate(frames)),
+        **surroundings(frames),
         split=recorded.get("split", ""),
         **_camera_arrays(len(frames), cameras, entries, source, problems),
     )
@@ -190,6 +197,17 @@ def _require_affordable(frames: Sequence[Mapping[str, Any]], cameras: int, sourc
     budget.Spent(source, 0).add(
         len(frames) * (cameras * _CAMERA_BYTES + longest * 16), "cameras and waypoints of frames"
     )
+
+
+def surroundings(frames: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Returns what frames that obey the schema say of their surroundings: two arrays of Episode, by their names."""
+    said = [frame.get("surroundings") or {} for frame in frames]
+    ahead = [one.get("vehicle_ahead_m", np.nan) for one in said]
+    lights = [one.get("traffic_light") or "unknown" for one in said]
+    return {
+        "vehicle_ahead_m": np.array([np.inf if metres is None else metres for metres in ahead], np.float64),
+        "traffic_light": np.array([TRAFFIC_LIGHTS.index(light) for light in lights], np.int8),
+    }
 
 
 def _numbers(states: Sequence[Mapping[str, Any]], key: str) -> Float64[np.ndarray, " T"]:

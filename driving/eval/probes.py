@@ -8,12 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int64
+from jaxtyping import Array, Float, Float32, Float64, Int64
 
 from chunkwise.arrays import PyTree
 from driving.config import AugmentConfig, DrivingConfig, ModelConfig
 from driving.data.augment import draw
 from driving.data.batches import DrivingData
+from driving.data.episodes import ROUTE_COMMANDS
+from driving.eval import ahead
+from driving.eval.baselines import EgoStates
 from driving.model.encoders import SceneEncoder
 
 MOST_ROWS = 1500
@@ -33,6 +36,7 @@ def probe(config: DrivingConfig, encoder: PyTree, train: DrivingData, held_out: 
 
     speed_r2, yaw_rate_r2  share of the variance on held-out drives that ridge regression on the features of all
                            moments of a sample explains, fitted on training drives; below 0: worse than the mean
+    curvature_r2, ...      what lies ahead, as `ahead_of` measures it, by the features beside the motion so far
     retrieval_top1         share of moments, in changed colours, whose frame half a second before is found among frames
                            of the same drive at least 2 s apart, by the cosine of the centred scene vectors
     retrieval_chance       one over the number of candidates, mean over queries
@@ -48,7 +52,50 @@ def probe(config: DrivingConfig, encoder: PyTree, train: DrivingData, held_out: 
     for name in ("speed_mps", "yaw_rate_radps"):
         y, y_test = getattr(train.tables, name)[fitted], getattr(held_out.tables, name)[tested]
         out[f"{name.rsplit('_', 1)[0]}_r2"] = r_squared(x, y, x_test, y_test)
-    return out | retrieval(config, encoder, held_out)
+    return out | ahead_of(train, held_out, (x, x_test)) | retrieval(config, encoder, held_out)
+
+
+def ahead_of(
+    train: DrivingData,
+    held_out: DrivingData,
+    features: tuple[Float32[np.ndarray, "b d"], Float32[np.ndarray, "c d"]] | None = None,
+) -> dict[str, float]:
+    """Returns how well ridge regression tells what lies ahead (driving/eval/ahead.py) on held-out drives.
+
+    curvature_r2, vehicle_ahead_r2  share of the variance that is explained
+    stop_auroc, red_light_auroc     probability that a frame where it is so ranks above one where it is not
+
+    What the drives do not tell, or where all held-out frames are alike, is left out.
+
+    Args:
+      train: What is fitted on.
+      held_out: What is measured on.
+      features: Of an encoder, for the frames that `probe` takes of each; None: the motion so far and the route command
+        alone, which these are beside in any case.
+    """
+    fitted, tested = _spaced(train), _spaced(held_out)
+    if not len(fitted) or not len(tested):
+        return {}
+    x, x_test = (_motion(data, rows) for data, rows in ((train, fitted), (held_out, tested)))
+    if features is not None:
+        x, x_test = (np.concatenate(pair, axis=1) for pair in zip((x, x_test), features, strict=True))
+    out, truth = {}, ahead.labels(held_out, tested)
+    for name, y in ahead.labels(train, fitted).items():
+        y_test = truth[name]
+        there, there_test = np.isfinite(y), np.isfinite(y_test)
+        if not there.any() or not there_test.any() or not np.ptp(y[there]) or not np.ptp(y_test[there_test]):
+            continue
+        predicted = ridge(x[there], y[there], x_test[there_test])
+        score = auroc if name in ("stop", "red_light") else explained
+        out[f"{name}_{'auroc' if score is auroc else 'r2'}"] = score(predicted, y_test[there_test])
+    return out
+
+
+def _motion(data: DrivingData, rows: Int64[np.ndarray, " b"]) -> Float32[np.ndarray, "b q"]:
+    """What a policy that sees no image is given of frames."""
+    states = EgoStates(data, rows)
+    command = np.eye(len(ROUTE_COMMANDS), dtype=np.float32)[states.command]
+    return np.concatenate([states.motion, states.past, states.known.astype(np.float32), command], axis=1)
 
 
 def encode(
@@ -98,17 +145,32 @@ def r_squared(
     x_test: Float[np.ndarray, "c d"],
     y_test: Float[np.ndarray, " c"],
 ) -> float:
-    """1 - squared error / variance on the test samples, of ridge regression on standardised features.
+    """1 - squared error / variance on the test samples, of `ridge`; 0 where they do not vary."""
+    return explained(ridge(x, y, x_test), y_test) if np.ptp(y_test) else 0.0
 
-    0 where the test samples do not vary.
-    """
-    if not np.ptp(y_test):
-        return 0.0
+
+def ridge(
+    x: Float[np.ndarray, "b d"], y: Float[np.ndarray, " b"], x_test: Float[np.ndarray, "c d"]
+) -> Float64[np.ndarray, " c"]:
+    """Returns what ridge regression on standardised features predicts for the test samples."""
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
     a, a_test = ((one - mean) / scale for one in (x.astype(np.float64), x_test.astype(np.float64)))
     weights = np.linalg.solve(a.T @ a + RIDGE * np.eye(a.shape[1]), a.T @ (y - y.mean()))
-    error = y_test - (a_test @ weights + y.mean())
-    return float(1 - np.square(error).mean() / np.var(y_test))
+    return a_test @ weights + y.mean()
+
+
+def explained(predicted: Float64[np.ndarray, " c"], truth: Float[np.ndarray, " c"]) -> float:
+    """Returns 1 - squared error / variance."""
+    return float(1 - np.square(truth - predicted).mean() / np.var(truth))
+
+
+def auroc(score: Float64[np.ndarray, " c"], truth: Float[np.ndarray, " c"]) -> float:
+    """Returns the area under the ROC curve: how often a sample of truth 1 has the higher score than one of 0.
+
+    Equal scores count half.
+    """
+    positive, negative = score[truth > 0.5, None], score[None, truth <= 0.5]
+    return float((positive > negative).mean() + (positive == negative).mean() / 2)
 
 
 def retrieval(config: DrivingConfig, encoder: PyTree, data: DrivingData) -> dict[str, float]:

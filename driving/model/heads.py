@@ -13,6 +13,8 @@ from driving.model.rays import rays
 
 SPEED_SCALE, YAW_RATE_SCALE = 10.0, 0.5
 """m/s and rad/s that become 1 at the input of the waypoint head."""
+WAY_SCALE = 10.0
+"""Metres of a waypoint that become 1 at the input of the world model."""
 COMMANDS = 4
 """unknown, left, straight, right."""
 STANDS_TURNING = 1e-3
@@ -29,6 +31,8 @@ class Pretrained(NamedTuple):
     motion: Float[Array, "b 3"] | None
     predicted: Float[Array, "m k gh gw d"] | None
     """What the encoder's target would make of hidden tokens; m = b n."""
+    distilled: Float[Array, "m k q"] | None = None
+    """Cosines of crops of the images with prototypes."""
 
 
 class Pretrainer(nn.Module):
@@ -48,29 +52,56 @@ class Pretrainer(nn.Module):
             self.motion_head = MLP(hidden, 3)
         if o.masked:
             self.predictor = Predictor()
+        if o.distilled:
+            self.distilled_head = PrototypeHead(o)
 
     def __call__(
         self,
         images: UInt8[Array, "b n k h w 3"] | Float[Array, "b n k h w 3"],
         valid: Bool[Array, "b n k"],
         hidden: Bool[Array, "b n k gh gw"] | None,
+        crops: UInt8[Array, "b n k h w 3"] | Float[Array, "b n k h w 3"] | None = None,
     ) -> Pretrained:
-        """One pass of the encoder over all images, a second one with tokens hidden where `hidden` says so."""
+        """One pass of the encoder over all images, a second one with tokens hidden where `hidden` says so, a third one
+        over crops of them."""
         b, n = images.shape[:2]
         flat, flat_valid = images.reshape(b * n, *images.shape[2:]), valid.reshape(b * n, -1)
         features = self.encoder(flat, flat_valid)
         scene = features.scene.reshape(b, n, -1)
-        o, predicted = self.objective, None
+        o, predicted, distilled = self.objective, None, None
         if o.masked:
             assert hidden is not None
             predicted = self.predictor(self.encoder(flat, flat_valid, hidden.reshape(b * n, *hidden.shape[2:])))
+        if o.distilled:
+            assert crops is not None
+            cropped: Features = self.encoder(crops.reshape(flat.shape), flat_valid)
+            distilled = self.distilled_head(cropped.cameras)
         return Pretrained(
             features=features,
             cameras=self.camera_head(features.cameras).reshape(b, n, -1, o.projection) if o.cross_camera else None,
             scene=self.scene_head(scene) if o.temporal else None,
             motion=self.motion_head(jnp.concatenate([scene[:, 0], scene[:, -1]], -1)) if o.ego_motion else None,
             predicted=predicted,
+            distilled=distilled,
         )
+
+
+class PrototypeHead(nn.Module):
+    """Cosines of a camera's vector, projected, with learned directions (arXiv:2006.09882, arXiv:2104.14294)."""
+
+    objective: ObjectiveConfig
+
+    @nn.compact
+    def __call__(self, cameras: Float[Array, "m k v"]) -> Float[Array, "m k q"]:
+        o = self.objective
+        z = MLP((2 * o.projection,), o.projection, name="project")(cameras)
+        directions = self.param("prototypes", nn.initializers.normal(1.0), (o.prototypes, o.projection))
+        return unit(z) @ unit(directions).T
+
+
+def unit(z: Float[Array, "*any p"]) -> Float[Array, "*any p"]:
+    """Vectors of length 1, with a gradient that stays finite at 0."""
+    return z / jnp.sqrt(jnp.square(z).sum(-1, keepdims=True) + 1e-8)
 
 
 class Predictor(nn.Module):
@@ -123,7 +154,8 @@ class WaypointModel(nn.Module):
 
     waypoints = constant turn rate and velocity + MLP(what is known) + MLP(dropout(narrow(scene)), what is known)
 
-    whose last layers are zero at the start. Several modes have a last layer with an output for each, whose bias a run
+    whose last layers are zero at the start. With `waypoints.world` one more MLP says from the scene and the waypoints
+    what the cameras will show. Several modes have a last layer with an output for each, whose bias a run
     sets apart (driving/tasks/modes.py), and one for their logits.
     """
 
@@ -133,6 +165,8 @@ class WaypointModel(nn.Module):
     dt_s: float
     moments: int = 1
     """Whose images are given, the anchor last."""
+    cameras: int = 0
+    """Whose later vectors `imagine` predicts."""
 
     def setup(self) -> None:
         if self.waypoints.use_cameras:
@@ -142,6 +176,8 @@ class WaypointModel(nn.Module):
         self.out = nn.Dense(2 * self.steps * modes, kernel_init=zeros)
         if modes > 1:
             self.logits = nn.Dense(modes, kernel_init=zeros)
+        if self.waypoints.world is not None:
+            self.world = MLP((self.waypoints.world.width,), self.cameras * self.config.camera_width)
         if residual is not None:
             self.narrow = nn.Dense(residual.width, kernel_init=KERNEL_INIT)
             self.dropout = nn.Dropout(residual.dropout)
@@ -174,12 +210,43 @@ class WaypointModel(nn.Module):
           calibration: Of the images' cameras; None where the model does not read it.
           training: Whether numbers are dropped, by the key "dropout".
         """
+        scenes = self._scenes(images, valid, calibration) if self.waypoints.use_cameras else None
+        return self._modes(scenes, motion, past, command, known_motion, training=training)
+
+    def imagine(
+        self,
+        images: UInt8[Array, "b v h w 3"] | Float[Array, "b v h w 3"],
+        valid: Bool[Array, "b v"],
+        motion: Float[Array, "b 2"],
+        past: Float[Array, "b p"],
+        command: Int[Array, " b"],
+        known_motion: Bool[Array, "b q"],
+        *,
+        training: bool = False,
+    ) -> tuple[Modes, Float[Array, "b k d"]]:
+        """Predicts, and says what the cameras' vectors will be later if the car goes where the most probable mode does.
+
+        Arguments as of a call; the model reads no calibration. The gradient of the vectors reaches the waypoints.
+        """
+        scenes = self._scenes(images, valid, None)
+        modes = self._modes(scenes, motion, past, command, known_motion, training=training)
+        way = modes.most_probable().reshape(len(motion), -1) / WAY_SCALE
+        later = self.world(scenes.reshape(len(motion), -1), way)
+        return modes, later.reshape(len(motion), self.cameras, -1)
+
+    def _modes(
+        self,
+        scenes: Float[Array, "b n s"] | None,
+        motion: Float[Array, "b 2"],
+        past: Float[Array, "b p"],
+        command: Int[Array, " b"],
+        known_motion: Bool[Array, "b q"],
+        *,
+        training: bool,
+    ) -> Modes:
         known: list[Array] = []
-        scenes = None
-        if self.waypoints.use_cameras:
-            scenes = self._scenes(images, valid, calibration)
-            if self.waypoints.residual is None:
-                known.append(scenes.reshape(scenes.shape[0], -1))
+        if scenes is not None and self.waypoints.residual is None:
+            known.append(scenes.reshape(scenes.shape[0], -1))
         start = jnp.zeros((motion.shape[0], self.steps, 2))
         if self.waypoints.use_ego:
             known.append(motion / jnp.array([[SPEED_SCALE, YAW_RATE_SCALE]], jnp.float32))

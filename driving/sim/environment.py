@@ -26,7 +26,7 @@ from driving.data.tables import PAST_S, PAST_TOLERANCE_S
 from driving.data.targets import nearest_frames
 from driving.eval.closed_loop import OUTSIDE_M, Result, Trace, collisions, measure
 from driving.sim.town import Town
-from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, STEP, Moment
+from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, STEP, Light, Moment
 from driving.sim.vehicle import CONTROL_S, Controller
 
 SECONDS = 15.0
@@ -172,6 +172,10 @@ class TownEnv:
     def expert_waypoints(self) -> Float64[np.ndarray, "t 2"]:
         """Returns the plan of the town's own driver."""
         return self._town.plan(self._car, self._steps, self._dt_s)
+
+    def surroundings(self) -> tuple[float | None, Light | None]:
+        """Returns the metres to the next car in the lane and what the next light shows; None: none is in sight."""
+        return self._town.vehicle_ahead(self._car), self._town.light_ahead(self._car)
 
     def trace(self, frames: list[dict[str, Any]] | None = None) -> Trace:
         """Returns what happened since the reset, or of these frames of it."""

@@ -14,11 +14,13 @@ from jaxtyping import Float64
 from chunkwise.data.sampling import Purpose, generator
 from driving.sim import traffic
 from driving.sim.roads import JUNCTION_HALF, LANE, TURN_ANGLE, Junction, Road, Turn, branch_line, make_road
-from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, GONE, HIDDEN, STEP, Car, Manner, Moment, Signal
+from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, GONE, HIDDEN, STEP, Car, Light, Manner, Moment, Signal
 from driving.sim.vehicle import Vehicle
 
 START = 40.0
 """s at which a drive begins, m: there is room for a car behind."""
+SIGHT_M = 60.0
+"""How far ahead cars and lights count as in sight, m."""
 _METRES_PER_S = 12.0
 """Nobody is faster; what the road is long enough for."""
 _CROSSES_S = 4.5
@@ -93,6 +95,20 @@ class Town:
     def command(self, ego: Vehicle) -> Turn | None:
         """Returns what the route says: where to turn at the junction ahead, or None."""
         return self.road.command_at(self.road.project(ego.pose[:2])[0])
+
+    def vehicle_ahead(self, ego: Vehicle) -> float | None:
+        """Returns the metres from the own bumper to that of the next car in its lane; None: none is in sight."""
+        s = self.road.project(ego.pose[:2])[0]
+        # A car that turns off blocks the lane for six more metres (traffic.advance).
+        gaps = [car.s - s - CAR_LENGTH for car in [*self._others, *self._behind] if car.s > s and car.off < 6.0]
+        nearest = max(min(gaps, default=np.inf), 0.0)
+        return float(nearest) if nearest <= SIGHT_M else None
+
+    def light_ahead(self, ego: Vehicle) -> Light | None:
+        """Returns what the next traffic light of the route shows; None: none is in sight."""
+        s = self.road.project(ego.pose[:2])[0]
+        seen = [signal for signal in self.signals if 0 < signal.junction.enter - s <= SIGHT_M]
+        return min(seen, key=lambda signal: signal.junction.enter).state(self.t) if seen else None
 
     def state(self) -> Float64[np.ndarray, " q"]:
         """Returns the time, and position and speed of every car."""

@@ -16,8 +16,8 @@ from driving.tasks.pretrain import PretrainTask, inputs
 
 
 def means_of(task: PretrainTask) -> Callable[[PyTree, Any, Key[Array, ""]], dict[str, Mean]]:
-    """Returns the means of the objectives as a function of weights, a batch and the key of the hidden tokens."""
-    return lambda params, batch, key: task.loss(params, params["encoder"], batch, key)[1]
+    """Returns the means of the objectives as a function of weights, a batch and the key of hidden tokens and crops."""
+    return lambda params, batch, key: task.loss(params, task.followed(params), batch, key)[1]
 
 
 class HeldOut:
@@ -43,7 +43,7 @@ class HeldOut:
     def measure(self, params: PyTree) -> dict[str, float]:
         """Returns means over all batches, by name: `holdout/loss`, and `holdout/<name>` of each that training logs.
 
-        Hidden tokens are predicted against those that the encoder itself makes of the whole images, not the slowly
+        What is hidden or cropped is predicted against what the encoder itself makes of the whole images, not the slowly
         moving one, since an evaluation has the weights alone.
 
         Raises:

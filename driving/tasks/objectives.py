@@ -5,6 +5,8 @@ temporal       InfoNCE between two moments of one drive
 masked         hidden tokens, predicted from the rest, against a slowly moving copy of the encoder
                (BYOL arXiv:2006.07733, data2vec arXiv:2202.03555, I-JEPA arXiv:2301.08243)
 ego motion     relative pose between two moments
+distilled      what a slowly moving copy of the encoder makes of a whole image, from a crop of it
+               (DINO arXiv:2104.14294, with the assignment of SwAV arXiv:2006.09882)
 """
 
 from typing import Any
@@ -13,13 +15,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from chunkwise.models.augmentation import windowed
 from chunkwise.train.gradients import weighted
 from chunkwise.train.metrics import Mean, mean_of
 from driving.config import ObjectiveConfig
-from driving.model.heads import Pretrained
+from driving.model.heads import Pretrained, unit
 
 MOTION_SCALE = (8.0, 1.0, 0.3)
 """Metres ahead, metres to the left and radians that count as 1: about what a car in a town does in a second."""
+STUDENT_TEMPERATURE, TEACHER_TEMPERATURE = 0.1, 0.05
+"""Of the softmax over prototypes, and of the assignment."""
+SINKHORN_STEPS = 3
 FAR = -1e9
 """Logit of what is no negative."""
 ROUNDING_S = 1e-3
@@ -108,11 +114,39 @@ def masked_latent(
 
     The target carries no gradient. It is standardised token by token, as in data2vec: shrinking it gains nothing.
     """
-    target = jax.lax.stop_gradient(target)
-    centred = target - target.mean(-1, keepdims=True)
-    target = centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
+    target = standardised(jax.lax.stop_gradient(target))
     error = _smooth(predicted - target).mean(-1)
     return mean_of(error, hidden & valid[:, :, None, None])
+
+
+def distilled(student: Float[Array, "m k q"], teacher: Float[Array, "m k q"], valid: Bool[Array, "m k"]) -> Mean:
+    """Cross entropy of the student's softmax over prototypes against the teacher's assignment, over cameras there are.
+
+    The teacher carries no gradient. DINO keeps it from collapsing by centring with a running mean; here the images of
+    a batch are assigned to all prototypes alike, as in SwAV and DINOv2 (arXiv:2304.07193), which keeps no state.
+
+    Args:
+      student: Cosines of crops with prototypes.
+      teacher: Those of the whole images.
+      valid: Which cameras have an image.
+    """
+    rows = student.shape[0] * student.shape[1]
+    known = valid.reshape(rows)
+    target = assignment(jax.lax.stop_gradient(teacher).reshape(rows, -1), known)
+    log_share = jax.nn.log_softmax(student.reshape(rows, -1) / STUDENT_TEMPERATURE)
+    return mean_of(-(target * log_share).sum(-1), known)
+
+
+def assignment(cosines: Float[Array, "r q"], known: Bool[Array, " r"]) -> Float[Array, "r q"]:
+    """Shares of each known row in each prototype: rows sum to 1, and prototypes have equal shares of all rows.
+
+    By SINKHORN_STEPS of Sinkhorn and Knopp, rows last, so that their sums are exact; rows that are not known are 0.
+    """
+    shares = jnp.where(known[:, None], jnp.exp((cosines - 1) / TEACHER_TEMPERATURE), 0.0)
+    for _ in range(SINKHORN_STEPS):
+        shares = shares / jnp.maximum(shares.sum(0, keepdims=True), 1e-30)
+        shares = shares / jnp.maximum(shares.sum(1, keepdims=True), 1e-30)
+    return shares
 
 
 def ego_motion(predicted: Float[Array, "b 3"], relative_pose: Float[Array, "b n 3"], valid: Bool[Array, "b n"]) -> Mean:
@@ -128,6 +162,12 @@ def ego_motion(predicted: Float[Array, "b 3"], relative_pose: Float[Array, "b n 
     return mean_of(_smooth(predicted - target).mean(-1), valid[:, 0] & valid[:, -1])
 
 
+def standardised(x: Float[Array, "*any d"]) -> Float[Array, "*any d"]:
+    """Vectors of mean 0 and deviation 1."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
+
+
 def draw_hidden(key: Key[Array, ""], shape: tuple[int, int, int, int, int], share: float) -> Bool[Array, "b n k gh gw"]:
     """Tokens to hide: exactly round(share gh gw), at least one, of each camera's grid, at random."""
     *leading, gh, gw = shape
@@ -136,12 +176,20 @@ def draw_hidden(key: Key[Array, ""], shape: tuple[int, int, int, int, int], shar
     return (order < count).reshape(shape)
 
 
+def draw_crops(key: Key[Array, ""], images: Float[Array, "m h w c"], most: float) -> Float[Array, "m h w c"]:
+    """A window of each image, enlarged to the image's size; it leaves out up to `most` of height and of width."""
+    share, place = jax.random.split(key)
+    left_out = jax.random.uniform(share, (len(images),), maxval=most)
+    return windowed(images, left_out, jax.random.uniform(place, (len(images), 2)))
+
+
 def total(
     out: Pretrained,
     target: Float[Array, "m k gh gw d"] | None,
     hidden: Bool[Array, "b n k gh gw"] | None,
     batch: Any,
     config: ObjectiveConfig,
+    teacher: Float[Array, "m k q"] | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Mean]]:
     """Weighted sum of the objectives, and what is logged: each of them, and whether the features collapse.
 
@@ -151,6 +199,7 @@ def total(
       hidden: What was hidden; None if unused.
       batch: As `driving.train` hands it to the step.
       config: Weights and settings.
+      teacher: Cosines with prototypes of the same images by the slowly moving encoder and head; None if unused.
     """
     valid = batch["image_valid"]
     b, n, k = valid.shape
@@ -169,6 +218,9 @@ def total(
         assert hidden is not None
         flat = hidden.reshape(b * n, *hidden.shape[2:])
         losses["masked"] = masked_latent(out.predicted, target, flat, valid.reshape(b * n, k))
+    if out.distilled is not None:
+        assert teacher is not None
+        losses["distilled"] = distilled(out.distilled, teacher, valid.reshape(b * n, k))
     if out.motion is not None:
         losses["ego_motion"] = ego_motion(out.motion, batch["relative_pose"], batch["relative_pose_valid"])
     return weighted(losses, weights(config)), losses | spread(out.features.scene)
@@ -181,6 +233,7 @@ def weights(config: ObjectiveConfig) -> dict[str, float]:
         "temporal": config.temporal,
         "masked": config.masked,
         "ego_motion": config.ego_motion,
+        "distilled": config.distilled,
     }
     return {name: weight for name, weight in every.items() if weight}
 
@@ -202,11 +255,6 @@ def spread(features: Float[Array, "m d"]) -> dict[str, Mean]:
         "feature_std": mean_of(jnp.sqrt(jnp.square(centred).mean(axis=0))),
         "effective_rank": mean_of(rank),
     }
-
-
-def unit(z: Float[Array, "*any p"]) -> Float[Array, "*any p"]:
-    """Vectors of length 1, with a gradient that stays finite at 0."""
-    return z / jnp.sqrt(jnp.square(z).sum(-1, keepdims=True) + 1e-8)
 
 
 def _smooth(error: Float[Array, "*any"]) -> Float[Array, "*any"]:

@@ -23,7 +23,7 @@ from driving.data.augment import CHANGES
 from driving.data.batch import Batch
 from driving.data.batches import DrivingData
 from driving.model.encoders import SceneEncoder, grid
-from driving.model.heads import Pretrainer
+from driving.model.heads import Pretrainer, PrototypeHead
 from driving.model.images import changed, changes_pixels
 from driving.tasks import objectives
 
@@ -38,13 +38,17 @@ class PretrainTask:
         self.model = Pretrainer(config.model, self.settings)
         self._optimiser = make_optimiser(config.optim, config.train.steps)
 
+    @property
+    def _follows(self) -> bool:
+        """Whether an objective compares with a slow copy of the weights."""
+        return self.settings.masked + self.settings.distilled > 0
+
     def init(self, key: Key[Array, ""]) -> TrainState:
-        """Fresh weights; the target is a copy of the encoder where hidden tokens are predicted."""
+        """Fresh weights; the target is a copy of what is followed slowly, where anything is."""
         params = init_params(self.config, key)
-        target = params["encoder"] if self.settings.masked else None
-        return TrainState.create(
-            params, self._optimiser, target, ema=None if self.config.train.ema_decay is None else params
-        )
+        target = self.followed(params) if self._follows else None
+        ema = None if self.config.train.ema_decay is None else params
+        return TrainState.create(params, self._optimiser, target, ema=ema)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update of the weights, and of the slowly moving encoder."""
@@ -62,11 +66,18 @@ class PretrainTask:
         metrics["loss"] = mean_of(weighted(metrics, weights))
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
         new = state.apply_gradients(gradient, self._optimiser)
-        if self.settings.masked:
-            decay, encoder = self.settings.target_decay, new.params["encoder"]
-            target = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.target, encoder)
+        if self._follows:
+            decay, followed = self.settings.target_decay, self.followed(new.params)
+            target = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.target, followed)
             new = new.replace(target=target)
         return new, metrics
+
+    def followed(self, params: PyTree) -> PyTree:
+        """What of the weights the target is a slow copy of: the encoder, and the head of self-distillation if there is
+        one; the encoder alone is not put into a dict, as saves of versions without the other have it."""
+        if not self.settings.distilled:
+            return params["encoder"]
+        return {name: params[name] for name in ("encoder", "distilled_head")}
 
     def loss(
         self, params: PyTree, target: PyTree, batch: Any, key: Key[Array, ""]
@@ -75,21 +86,31 @@ class PretrainTask:
 
         Args:
           params: Of encoder and heads, whole.
-          target: Of the slowly moving encoder; not read where nothing is masked.
+          target: As `followed` gives it; not read where nothing is masked or distilled.
           batch: From `inputs`.
-          key: Of the tokens that are hidden.
+          key: Of the tokens that are hidden, and of crops.
         """
         images, valid = batch["images"], batch["image_valid"]
-        hidden = tokens = None
+        hidden = crops = tokens = None
+        teacher: Any = None
+        b, n, k, h, w, _ = images.shape
         if self.settings.masked:
-            b, n, k, h, w, _ = images.shape
             gh, gw = grid(self.config.model, h, w)
             hidden = objectives.draw_hidden(key, (b, n, k, gh, gw), self.settings.hidden_share)
-            flat = images.reshape(b * n, k, h, w, 3)
-            features: Any = SceneEncoder(self.config.model).apply({"params": target}, flat, valid.reshape(b * n, k))
+        if self.settings.distilled:
+            flat = images.astype(jnp.float32).reshape(-1, h, w, 3)
+            crops = objectives.draw_crops(jax.random.fold_in(key, 1), flat, self.settings.distilled_crop)
+            crops = crops.reshape(images.shape)
+        if self._follows:
+            encoder = target["encoder"] if self.settings.distilled else target
+            whole = (images.reshape(b * n, k, h, w, 3), valid.reshape(b * n, k))
+            features: Any = SceneEncoder(self.config.model).apply({"params": encoder}, *whole)
             tokens = features.tokens
-        out: Any = self.model.apply({"params": params}, images, valid, hidden)
-        return objectives.total(out, tokens, hidden, batch, self.settings)
+            if self.settings.distilled:
+                head = PrototypeHead(self.settings)
+                teacher = head.apply({"params": target["distilled_head"]}, features.cameras)
+        out: Any = self.model.apply({"params": params}, images, valid, hidden, crops)
+        return objectives.total(out, tokens, hidden, batch, self.settings, teacher)
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the objectives see of the batches, from update `start_step` on."""
@@ -111,7 +132,9 @@ def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:
     (height, width), k, n = config.data.image_size, len(config.data.cameras), len(config.data.offsets_s)
     images = jnp.zeros((1, n, k, height, width, 3), jnp.uint8)
     hidden = jnp.zeros((1, n, k, *grid(config.model, height, width)), bool) if config.objective.masked else None
-    return Pretrainer(config.model, config.objective).init(key, images, jnp.ones((1, n, k), bool), hidden)["params"]
+    crops = images if config.objective.distilled else None
+    model = Pretrainer(config.model, config.objective)
+    return model.init(key, images, jnp.ones((1, n, k), bool), hidden, crops)["params"]
 
 
 def _changed(batch: Any, config: DrivingConfig) -> Any:

@@ -29,13 +29,16 @@ from driving.config import DrivingConfig, WaypointConfig
 from driving.data.batch import Batch
 from driving.data.batches import DrivingData
 from driving.data.tables import PAST_S
+from driving.model.encoders import SceneEncoder
 from driving.model.heads import Calibration, Modes, WaypointModel
 from driving.model.images import changed, changes_pixels
-from driving.tasks import modes, pretrain
+from driving.tasks import modes, objectives, pretrain
 from driving.tasks.modes import distance, waypoint_loss
 
 INPUTS = ("images", "image_valid", "motion", "past_motion", "route_command", "known_motion")
 """What the model is given of a batch, in the order of its arguments."""
+LATER = ("later_images", "later_valid", "later_colour")
+"""What the world model is taught by: the images at the last of data.offsets_s, and how their colours change."""
 CALIBRATION = ("intrinsics", "extrinsics", "calibration_valid")
 """The same of its calibration, where waypoints.use_calibration is on."""
 
@@ -82,7 +85,7 @@ class WaypointTask:
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update."""
         key = rngs.key(self.config.run.seed, "loss", state.step)
-        weights = loss_weights(self.settings)
+        weights = training_weights(self.settings)
         if "decisions" in batch:
             assert self.config.rollout is not None
             weights |= {"ppo_loss": self.config.rollout.weight}
@@ -99,11 +102,22 @@ class WaypointTask:
         params = all_gather_params(params)
         if self.settings.freeze and self.settings.use_cameras:
             params = {**params, "encoder": jax.lax.stop_gradient(params["encoder"])}
-        batch = changed(batch, self.config.data.augment, self.config.data.cameras)
-        predicted = predict_modes(self.model, params, batch, key)
-        losses = losses_of(predicted, batch["waypoints"], batch["waypoint_valid"])
+        augment, cameras = self.config.data.augment, self.config.data.cameras
+        later = {name: batch[name] for name in LATER if name in batch}
+        if later:
+            at_the_end = batch | {"images": later["later_images"], "colour": later.get("later_colour")}
+            later["later_images"] = changed(at_the_end, augment, cameras)["images"]
+        batch = changed(batch, augment, cameras) | later
+        if self.settings.world is None:
+            predicted = predict_modes(self.model, params, batch, key)
+            losses = losses_of(predicted, batch["waypoints"], batch["waypoint_valid"])
+        else:
+            predicted, imagined = imagine(self.model, params, batch, key)
+            losses = losses_of(predicted, batch["waypoints"], batch["waypoint_valid"])
+            losses = {"trajectory" if name == "loss" else name: loss for name, loss in losses.items()}
+            losses["world"] = world_loss(self.model, params, imagined, batch)
         errors = {"ade": mean_of(distance(predicted.most_probable(), batch["waypoints"]), batch["waypoint_valid"])}
-        loss = gradients.weighted(losses, loss_weights(self.settings))
+        loss = gradients.weighted(losses, training_weights(self.settings))
         if "decisions" not in batch:
             return loss, losses | errors
         assert self.config.rollout is not None
@@ -115,7 +129,11 @@ class WaypointTask:
         changes = changes_pixels(self.config.data.augment)
         data = dataclasses.replace(self.data, on_device=True) if changes else self.data
         batches = batches_of_run(data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
-        return (inputs(batch, self.config.data.anchor, self.settings) for batch in batches)
+        later = self.settings.world is not None
+        return (
+            inputs(batch, self.config.data.anchor, self.settings) | (later_of(batch) if later else {})
+            for batch in batches
+        )
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Of the training split, with how the motion that the model is given was derived."""
@@ -127,7 +145,8 @@ def make_model(config: DrivingConfig) -> WaypointModel:
     assert config.waypoints is not None
     data, settings = config.data, config.waypoints
     moments = len(data.offsets_s) if settings.use_moments else 1
-    return WaypointModel(config.model, settings, data.waypoint_steps, data.waypoint_dt_s, moments)
+    cameras = len(data.cameras) if settings.world is not None else 0
+    return WaypointModel(config.model, settings, data.waypoint_steps, data.waypoint_dt_s, moments, cameras)
 
 
 def input_names(settings: WaypointConfig) -> tuple[str, ...]:
@@ -147,7 +166,10 @@ def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:
         mounted = Calibration(rotation, pose, jnp.ones((1, k), bool))
     motion, past, command = jnp.zeros((1, 2)), jnp.zeros((1, 2 * len(PAST_S))), jnp.zeros(1, jnp.int32)
     known = jnp.ones((1, 2 + 2 * len(PAST_S)), bool)
-    return make_model(config).init(key, images, jnp.ones((1, k), bool), motion, past, command, known, mounted)["params"]
+    seen, model = (images, jnp.ones((1, k), bool), motion, past, command, known), make_model(config)
+    if config.waypoints.world is not None:
+        return model.init(key, *seen, method=model.imagine)["params"]
+    return model.init(key, *seen, mounted)["params"]
 
 
 def inputs(batch: Batch, anchor: int, settings: WaypointConfig | None = None) -> dict[str, np.ndarray]:
@@ -180,6 +202,12 @@ def inputs(batch: Batch, anchor: int, settings: WaypointConfig | None = None) ->
     }
 
 
+def later_of(batch: Batch) -> dict[str, np.ndarray]:
+    """What a world model is taught by: the last moment of a batch, as LATER names it."""
+    found = {"later_images": batch["images"][:, -1], "later_valid": batch["image_valid"][:, -1]}
+    return found | ({"later_colour": batch["colour"][:, -1]} if "crop" in batch else {})
+
+
 def predict(model: WaypointModel, params: PyTree, batch: Any) -> Float[Array, "b t 2"]:
     """Waypoints of a batch from `inputs`: those of the most probable mode."""
     return predict_modes(model, params, batch).most_probable()
@@ -194,6 +222,28 @@ def predict_modes(model: WaypointModel, params: PyTree, batch: Any, key: Key[Arr
     keys: Any = {"dropout": key} if training else None
     predicted: Any = model.apply({"params": params}, *given, training=training, rngs=keys)
     return predicted
+
+
+def imagine(
+    model: WaypointModel, params: PyTree, batch: Any, key: Key[Array, ""]
+) -> tuple[Modes, Float[Array, "b k d"]]:
+    """All modes of a batch from `inputs`, and what its cameras' vectors will be; as in training."""
+    given: list[Any] = [batch[name] for name in INPUTS]
+    keys: Any = {"dropout": key} if model.waypoints.residual is not None else None
+    found: Any = model.apply({"params": params}, *given, training=True, rngs=keys, method=model.imagine)
+    return found
+
+
+def world_loss(model: WaypointModel, params: PyTree, imagined: Float[Array, "b k d"], batch: Any) -> Mean:
+    """Squared error of the imagined vectors against those that the encoder makes later, over cameras seen then.
+
+    LAW (arXiv:2406.08481) takes the same error of its features as they are. Here each is standardised, as hidden
+    tokens are, and carries no gradient: features that shrink gain nothing.
+    """
+    encoder = SceneEncoder(model.config)
+    features: Any = encoder.apply({"params": params["encoder"]}, batch["later_images"], batch["later_valid"])
+    target = objectives.standardised(jax.lax.stop_gradient(features.cameras))
+    return mean_of(jnp.square(imagined - target).mean(-1), batch["later_valid"])
 
 
 def losses_of(predicted: Modes, waypoints: Float[Array, "b t 2"], valid: Bool[Array, "b t"]) -> dict[str, Mean]:
@@ -225,6 +275,16 @@ def decision_loss(model: WaypointModel, params: PyTree, decisions: Any, clip: fl
 def loss_weights(settings: WaypointConfig) -> dict[str, float]:
     """Weights of the means of `losses_of`."""
     return {"loss": 1.0} if settings.modes == 1 else {"trajectory": 1.0, "mode": settings.mode_weight}
+
+
+def training_weights(settings: WaypointConfig) -> dict[str, float]:
+    """Weights of the means that an update minimises: those of `loss_weights`, and that of the world model."""
+    weights = loss_weights(settings)
+    if settings.world is None:
+        return weights
+    return {"trajectory" if name == "loss" else name: weight for name, weight in weights.items()} | {
+        "world": settings.world.weight
+    }
 
 
 def _with_parts(state: TrainState, parts: dict[str, Any]) -> TrainState:

@@ -226,6 +226,8 @@ class QChunkConfig(ExperimentConfig):
             found["agent.alpha"] = "agent.policy distill"
         if agent.policy != "best_of_n":
             found["agent.num_samples"] = "agent.policy best_of_n"
+        if agent.num_critics == 1:
+            found["agent.q_aggregation"] = "agent.num_critics above 1"
         if agent.policy == "gaussian":
             found |= dict.fromkeys(("agent.flow_steps", "agent.flow_predicts"), "an agent.policy with a flow")
         if agent.factory is not None:  # one of the user's own may read any of these

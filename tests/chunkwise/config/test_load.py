@@ -60,6 +60,7 @@ HELD_OUT = ["--eval.env", "None", "--data.holdout", "0.1"]
         (["--eval.env", "None"], "--eval.videos=9", "eval.env", []),
         ([], "--data.frames=recorded", "data.cameras", ["--data.cameras", "top"]),
         ([], "--data.decode-threads=1", "data.cameras", ["--data.cameras", "top"]),
+        (["--agent.num-critics", "1"], "--agent.q-aggregation=min", "agent.num_critics above 1", []),
         (["--eval.env", "None"], "--train.eval-every=9", "eval.env or data.holdout", HELD_OUT),
     ],
 )

@@ -64,7 +64,7 @@ def without(state: Any, metrics: Any) -> tuple[Any, Any]:
 
 def test_negatives_of_the_whole_batch_cannot_be_parted(tmp_path: Path, drives: Path):
     with pytest.raises(
-        ValueError, match=r"train\.grad_accum_steps is 4, and objective.cross_camera and objective.temporal"
+        ValueError, match=r"train\.grad_accum_steps is 4, and objective\.cross_camera, temporal and distilled"
     ):
         parted(pretraining(tmp_path, drives))
 

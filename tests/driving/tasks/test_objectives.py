@@ -127,6 +127,60 @@ def test_hidden_tokens_are_as_many_as_asked_for():
     assert len({row.tobytes() for row in np.asarray(hidden).reshape(20, -1)}) > 15
 
 
+def sinkhorn(cosines: np.ndarray) -> np.ndarray:
+    """Shares of rows in prototypes by three steps of Sinkhorn and Knopp at temperature 0.05, by loops."""
+    shares = np.exp(cosines.astype(np.float64) / 0.05)
+    for _ in range(3):
+        for column in range(shares.shape[1]):
+            shares[:, column] /= shares[:, column].sum()
+        for row in range(len(shares)):
+            shares[row] /= shares[row].sum()
+    return shares
+
+
+def test_self_distillation_is_the_cross_entropy_of_crops_against_an_even_assignment():
+    rng = np.random.default_rng(5)
+    student, teacher = rng.uniform(-1, 1, size=(2, 3, 2, 4)).astype(np.float32)
+    valid = np.array([[True, False], [True, True], [True, True]])
+    rows = valid.reshape(-1)
+    target = sinkhorn(teacher.reshape(6, 4)[rows])
+    logits = student.reshape(6, 4)[rows].astype(np.float64) / 0.1
+    log_share = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    arguments = [jnp.asarray(x) for x in (student, teacher, valid)]
+    found = objectives.distilled(*arguments)
+    assert float(found.count) == 5
+    assert float(found.value()) == pytest.approx(-(target * log_share).sum(-1).mean(), rel=1e-4)
+    moved = objectives.distilled(arguments[0], arguments[1].at[0, 1].set(9.0), arguments[2])
+    assert float(moved.value()) == float(found.value()), "a camera without an image is no row"
+    gradient = jax.grad(lambda t: objectives.distilled(arguments[0], t, arguments[2]).value())(arguments[1])
+    assert not np.asarray(gradient).any()
+
+
+def test_an_assignment_is_spread_over_all_prototypes():
+    """Where all rows prefer one prototype each still gets its share, so that a teacher cannot always say the same."""
+    cosines = np.random.default_rng(6).uniform(-0.2, 0.2, size=(40, 4)) + np.array([0.8, 0.0, 0.0, 0.0])
+    found = np.asarray(objectives.assignment(jnp.asarray(cosines, jnp.float32), jnp.ones(40, bool)))
+    np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
+    assert np.ptp(found.sum(0)) < 4
+    unknown = np.asarray(objectives.assignment(jnp.asarray(cosines, jnp.float32), jnp.arange(40) < 30))
+    assert not unknown[30:].any()
+    np.testing.assert_allclose(unknown[:30], sinkhorn(cosines[:30]), atol=1e-4)
+
+
+def test_crops_are_windows_of_their_image():
+    """Of a ramp a window is a ramp, no steeper, within its ends."""
+    ramp = jnp.broadcast_to(jnp.arange(32.0)[None, None, :, None], (50, 16, 32, 3))
+    found = np.asarray(objectives.draw_crops(rngs.key(1, "x"), ramp, 0.6))
+    slope = np.diff(found[:, 8, :, 0], axis=-1)[:, 8:-8].mean(-1)
+    assert found.shape == ramp.shape
+    assert (slope > 0.39).all()
+    assert (slope < 1.001).all()
+    assert np.ptp(slope) > 0.4
+    starts = found[:, 8, 0, 0]
+    assert (starts >= 0).all()
+    assert len(np.unique(starts.round(2))) > 30
+
+
 def test_ego_motion_is_seen_from_the_first_moment():
     # The car drives 2 m along a heading of 90 degrees, and turns by 0.1: from the first moment that is straight ahead.
     relative = jnp.array([[[1.0, 1.0, np.pi / 2], [1.0, 3.0, np.pi / 2 + 0.1]]], jnp.float32)
