@@ -179,8 +179,9 @@ def test_fresh_weights_are_born_where_they_lie():
     assert state <= init["results"] <= state + 10_000, "as large as a device's part"
 
 
-@pytest.mark.parametrize("objective", [True, False])
-def test_shapes_of_driving_are_those_of_its_batches(objective: bool, tmp_path: Path):
+@pytest.mark.parametrize("kind", ["pretraining", "waypoints", "world"])
+def test_shapes_of_driving_are_those_of_its_batches(kind: str, tmp_path: Path):
+    from driving.config import AugmentConfig, WaypointConfig, WorldConfig
     from driving.data.batches import open_data
     from driving.tasks.pretrain import PretrainTask
     from driving.tasks.waypoints import WaypointTask
@@ -189,8 +190,13 @@ def test_shapes_of_driving_are_those_of_its_batches(objective: bool, tmp_path: P
 
     for i in range(6):
         test_train.write_drive(tmp_path, f"drive_{i}", frames=40, start_yaw=float(i))
-    config = (test_train.pretraining if objective else test_train.config)(tmp_path / "run", tmp_path)
-    task: Any = (PretrainTask if objective else WaypointTask)(config, open_data(config.data))
+    config = (test_train.pretraining if kind == "pretraining" else test_train.config)(tmp_path / "run", tmp_path)
+    if kind == "world":
+        settings = dataclasses.replace(WaypointConfig(hidden_sizes=(16,)), world=WorldConfig())
+        augment = AugmentConfig(brightness=0.1)
+        data = dataclasses.replace(config.data, offsets_s=(0.0, 0.5), augment=augment)
+        config = dataclasses.replace(config, data=data, waypoints=settings)
+    task: Any = (PretrainTask if kind == "pretraining" else WaypointTask)(config, open_data(config.data))
     known = without_data(config, {})
     assert shapes(known.batch) == shapes(next(task.batches(0)))
     assert type(known.updates) is type(task)
