@@ -217,16 +217,18 @@ def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -
     train, held_out = (open_data(config.data, split, check=check) for split in ("train", config.eval.split))
     init = jax.jit(lambda key: pretrain.init_params(config, key)["encoder"])  # not layer by layer
     fresh = init(rngs.key(config.run.seed, "untrained"))
+    labels = (probes.ahead_labels(train), probes.ahead_labels(held_out))
     rows = {
-        name: probes.probe(config, params, train, held_out) for name, params in ((MODEL, encoder), ("untrained", fresh))
+        name: probes.probe(config, params, train, held_out, labels)
+        for name, params in ((MODEL, encoder), ("untrained", fresh))
     }
-    if blind := probes.ahead_of(train, held_out):
+    if blind := probes.ahead_of(train, held_out, labels):
         rows["motion"] = blind
     wanted = {"speed_r2": "no frame of a split knows speed, yaw rate and all moments"}
     wanted["retrieval_top1"] = f"no frame has another {probes.LATER_S:g} s later"
     wanted["curvature_r2"] = "no car goes 17.5 m on, or all go straight"
     wanted["stop_auroc"] = "nobody stops within 3 s, or everybody does"
-    unsaid = "drives say nothing of it (surroundings), or always the same"
+    unsaid = "drives say nothing of it (surroundings, which a pack does not keep), or always the same"
     wanted |= {"vehicle_ahead_r2": unsaid, "red_light_auroc": unsaid}
     notes = [f"{name}: {reason}" for name, reason in wanted.items() if name not in rows[MODEL]]
     return {

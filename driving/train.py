@@ -270,6 +270,8 @@ def _has_validation(data: DrivingData) -> bool:
 
 def _compared_moments(config: DrivingConfig) -> tuple[float, ...]:
     """Those of data.offsets_s whose images a run learns from together; none where it takes each by itself."""
+    if config.waypoints is not None and config.waypoints.world is not None:
+        return (0.0, config.data.offsets_s[-1])
     if config.waypoints is not None:
         return config.data.offsets_s if config.waypoints.use_moments else ()
     pairs = config.objective is not None and config.objective.temporal + config.objective.ego_motion > 0

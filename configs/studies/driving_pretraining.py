@@ -1,11 +1,12 @@
 """Whether pretraining, or a world model learnt beside them, makes better waypoints at equal compute, three seeds.
 
-chunkwise train driving/pretrain --run.dir runs/pretrained/contrast_and_motion
-chunkwise train driving/pretrain --run.dir runs/pretrained/contrast --objective.ego-motion 0
-chunkwise train driving/pretrain --run.dir runs/pretrained/masked --objective.masked 1 --train.steps 1300 \\
-    --objective.cross-camera 0 --objective.temporal 0 --objective.ego-motion 0 --data.offsets-s 0
-chunkwise train driving/pretrain --run.dir runs/pretrained/distilled --objective.distilled 1 --train.steps 1400 \\
-    --objective.cross-camera 0 --objective.temporal 0 --objective.ego-motion 0 --data.offsets-s 0
+DATA="--data.path datasets/driving/town160 --record.episodes 160"
+ALONE="--objective.cross-camera 0 --objective.temporal 0 --objective.ego-motion 0 --data.offsets-s 0"
+chunkwise train driving/pretrain $DATA --run.dir runs/pretrained/contrast_and_motion
+chunkwise train driving/pretrain $DATA --run.dir runs/pretrained/contrast --objective.ego-motion 0
+chunkwise train driving/pretrain $DATA --run.dir runs/pretrained/masked $ALONE --objective.masked 1 --train.steps 1300
+chunkwise train driving/pretrain $DATA --run.dir runs/pretrained/distilled $ALONE --objective.distilled 1 \
+    --train.steps 1400
 chunkwise study driving_pretraining --out studies/driving_pretraining
 
 All but the first read no pose. Each pretraining takes as long as 1,800 updates of configs/driving/waypoints.py, by the
@@ -27,7 +28,7 @@ STARTS = {
     "history": f"--train.steps 4800 {BLIND}",
     "frozen random": "--train.steps 4800 --waypoints.freeze",
     **{name.replace("_", " "): f"--train.steps 3000 --waypoints.weights runs/pretrained/{name}" for name in OBJECTIVES},
-    "world model": "--train.steps 4000 --waypoints.world.weight 0.2 --data.offsets-s 0 0.5",
+    "world model": "--train.steps 4000 --waypoints.world.weight 0.2 --data.offsets-s 0 0.4",
 }
 
 
@@ -37,7 +38,8 @@ def get_study() -> StudyConfig:
         config="driving/waypoints",
         seeds=(0, 1, 2),
         grid={"start": STARTS},
-        flags=("--data.path", "datasets/driving/town"),
-        metric="model/ade_3s",
+        flags=("--data.path", "datasets/driving/town160", "--record.episodes", "160"),
+        policies=("model",),
+        metric="ade_3s",
         best="lowest",
     )

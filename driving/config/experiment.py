@@ -136,7 +136,7 @@ class DrivingConfig(ExperimentConfig):
         if self.waypoints is not None and self.waypoints.world is not None and self.data.offsets_s[-1] <= 0:
             raise ValueError(
                 f"waypoints.world predicts what is seen later, and {offsets}; expected a last one after the anchor, "
-                "for example (0.0, 0.5)"
+                "for example (0.0, 0.4)"
             )
         paired = self.objective is not None and self.objective.temporal + self.objective.ego_motion > 0
         if paired and len(self.data.offsets_s) < 2:
@@ -148,7 +148,7 @@ class DrivingConfig(ExperimentConfig):
         found = dict[str, str]()
         if self.model.vit is not None:
             found |= dict.fromkeys(("model.conv.channels", "model.conv.blocks"), "model.vit None")
-        if len(self.data.cameras) == 1:
+        if len(self.data.cameras) == 1 and self.data.min_cameras:  # without, a moment beside the anchor may lose it
             found["data.augment.camera_dropout"] = "two or more data.cameras"
         if self.waypoints is None:
             found |= dict.fromkeys(("eval.blind_updates", "eval.plotted_moments"), "waypoints")

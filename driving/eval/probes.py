@@ -31,7 +31,22 @@ none after half a second. With the same frame in other colours as the query, an 
 JITTER = AugmentConfig(brightness=0.4, contrast=0.4, saturation=0.4)
 
 
-def probe(config: DrivingConfig, encoder: PyTree, train: DrivingData, held_out: DrivingData) -> dict[str, float]:
+Labels = dict[str, Float64[np.ndarray, " _"]]
+"""Of driving/eval/ahead.py, for the frames that `probe` takes of a split."""
+
+
+def ahead_labels(data: DrivingData) -> Labels:
+    """Returns what lies ahead of the frames that `probe` takes of a split; reads the drives' files."""
+    return ahead.labels(data, _spaced(data))
+
+
+def probe(
+    config: DrivingConfig,
+    encoder: PyTree,
+    train: DrivingData,
+    held_out: DrivingData,
+    labels: tuple[Labels, Labels] | None = None,
+) -> dict[str, float]:
     """Linear probes and retrieval of one encoder.
 
     speed_r2, yaw_rate_r2  share of the variance on held-out drives that ridge regression on the features of all
@@ -40,6 +55,8 @@ def probe(config: DrivingConfig, encoder: PyTree, train: DrivingData, held_out: 
     retrieval_top1         share of moments, in changed colours, whose frame half a second before is found among frames
                            of the same drive at least 2 s apart, by the cosine of the centred scene vectors
     retrieval_chance       one over the number of candidates, mean over queries
+
+    `labels` are those of both splits; None: what lies ahead is not asked.
 
     What no frame of the drives can tell is left out: probes where speed, yaw rate or a moment is never known,
     retrieval where no frame has one half a second later, as in recordings of 1 Hz.
@@ -52,12 +69,14 @@ def probe(config: DrivingConfig, encoder: PyTree, train: DrivingData, held_out: 
     for name in ("speed_mps", "yaw_rate_radps"):
         y, y_test = getattr(train.tables, name)[fitted], getattr(held_out.tables, name)[tested]
         out[f"{name.rsplit('_', 1)[0]}_r2"] = r_squared(x, y, x_test, y_test)
-    return out | ahead_of(train, held_out, (x, x_test)) | retrieval(config, encoder, held_out)
+    told = {} if labels is None else ahead_of(train, held_out, labels, (x, x_test))
+    return out | told | retrieval(config, encoder, held_out)
 
 
 def ahead_of(
     train: DrivingData,
     held_out: DrivingData,
+    labels: tuple[Labels, Labels],
     features: tuple[Float32[np.ndarray, "b d"], Float32[np.ndarray, "c d"]] | None = None,
 ) -> dict[str, float]:
     """Returns how well ridge regression tells what lies ahead (driving/eval/ahead.py) on held-out drives.
@@ -70,6 +89,7 @@ def ahead_of(
     Args:
       train: What is fitted on.
       held_out: What is measured on.
+      labels: Of both, as `ahead_labels` reads them.
       features: Of an encoder, for the frames that `probe` takes of each; None: the motion so far and the route command
         alone, which these are beside in any case.
     """
@@ -79,8 +99,8 @@ def ahead_of(
     x, x_test = (_motion(data, rows) for data, rows in ((train, fitted), (held_out, tested)))
     if features is not None:
         x, x_test = (np.concatenate(pair, axis=1) for pair in zip((x, x_test), features, strict=True))
-    out, truth = {}, ahead.labels(held_out, tested)
-    for name, y in ahead.labels(train, fitted).items():
+    out, truth = {}, labels[1]
+    for name, y in labels[0].items():
         y_test = truth[name]
         there, there_test = np.isfinite(y), np.isfinite(y_test)
         if not there.any() or not there_test.any() or not np.ptp(y[there]) or not np.ptp(y_test[there_test]):

@@ -317,11 +317,14 @@ def read_start(run: Path, config: DrivingConfig) -> dict[str, PyTree]:
     if theirs.waypoints is None:
         return {"encoder": read_encoder(run, config)}
     assert config.waypoints is not None
-    asked = {"weights": None, "freeze": False, "mode_weight": 1.0}  # how it is trained, not what it is
+    # How it is trained, not what it is; a world model is part of training alone.
+    asked = {"weights": None, "freeze": False, "mode_weight": 1.0, "world": None}
     mine, other = (dataclasses.replace(settings, **asked) for settings in (config.waypoints, theirs.waypoints))
     _require_same(run, config, theirs, {"waypoints": (mine, other)})
     _, params = read_weights(run, theirs, lambda: init_params(theirs, rngs.key(0, "init")))
-    return params
+    worlds = [settings.world for settings in (config.waypoints, theirs.waypoints)]
+    same = all(worlds) and len({(world.width, len(theirs.data.cameras)) for world in worlds if world}) == 1
+    return params if same else {name: part for name, part in params.items() if name != "world"}
 
 
 def tell_of_other_drives(run: Path, manifest: str) -> None:
@@ -346,7 +349,8 @@ def _require_same(run: Path, config: DrivingConfig, theirs: DrivingConfig, more:
         **more,
     }
     if more:
-        names = ("waypoint_steps", "waypoint_dt_s", "offsets_s")
+        assert config.waypoints is not None
+        names = ("waypoint_steps", "waypoint_dt_s", *(("offsets_s",) if config.waypoints.use_moments else ()))
         same |= {f"data.{name}": (getattr(config.data, name), getattr(theirs.data, name)) for name in names}
     for name, (mine, other) in same.items():
         if mine != other:

@@ -373,7 +373,7 @@ def test_what_no_frame_can_tell_is_left_out_and_said(root: Path, monkeypatch: py
     assert set(probes.probe(config, "good", train, held_out)) == {"speed_r2", "yaw_rate_r2"}
     assert probes.probe(config, "good", blind_to_speed, held_out) == {}
     monkeypatch.setattr(probes, "probe", lambda *_: {"speed_r2": 0.5})
-    assert evaluate.probe(config, "any")["notes"] == ["retrieval_top1: no frame has another 0.25 s later"]
+    assert evaluate.probe(config, "any")["notes"][0] == "retrieval_top1: no frame has another 0.25 s later"
 
 
 def test_retrieval_finds_the_frame_half_a_second_before_among_those_of_its_drive(
@@ -404,7 +404,7 @@ def test_a_pretraining_is_probed_beside_fresh_weights_on_the_held_out_drives(
     config = pretraining(root)
     calls = []
 
-    def probe(config: DrivingConfig, encoder: Any, train: DrivingData, held_out: DrivingData) -> dict[str, float]:
+    def probe(config: Any, encoder: Any, train: DrivingData, held_out: DrivingData, _: Any) -> dict[str, float]:
         calls.append((encoder if isinstance(encoder, str) else "fresh", ids(train), ids(held_out)))
         return {"speed_r2": 0.75 if encoder == "learnt" else 0.25}
 

@@ -91,16 +91,13 @@ def test_what_motion_tells_and_what_features_add(tmp_path: Path):
         metres = float(5 * number)
         write_drive(tmp_path, f"drive_{number}", frames=40, change=around(metres, "red" if number % 2 else "green"))
     train, held_out = opened(tmp_path, "train"), opened(tmp_path, "test")
-    blind = probes.ahead_of(train, held_out)
+    labels = probes.ahead_labels(train), probes.ahead_labels(held_out)
+    blind = probes.ahead_of(train, held_out, labels)
     assert set(blind) == {"curvature_r2", "vehicle_ahead_r2", "red_light_auroc"}, "nobody stops"
     assert blind["vehicle_ahead_r2"] < 0.1
     assert blind["red_light_auroc"] == pytest.approx(0.5, abs=0.05)
-    pair = (train, probes._spaced(train)), (held_out, probes._spaced(held_out))
-    told = [
-        np.nan_to_num(np.stack(list(ahead.labels(data, rows).values())[2:], axis=1)).astype(np.float32)
-        for data, rows in pair
-    ]
-    found = probes.ahead_of(train, held_out, (told[0], told[1]))
+    told = [np.nan_to_num(np.stack(list(one.values())[2:], axis=1)).astype(np.float32) for one in labels]
+    found = probes.ahead_of(train, held_out, labels, (told[0], told[1]))
     assert found["vehicle_ahead_r2"] > 0.8
     assert found["red_light_auroc"] == 1.0
 

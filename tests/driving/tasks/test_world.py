@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chunkwise.checkpoint.reader import read_newest
+from chunkwise.config.experiment import RunConfig
+from chunkwise.errors import DataError
 from chunkwise.policies.load import load_policy
 from chunkwise.train import rngs
 from driving.config import AugmentConfig, DrivingConfig, WaypointConfig, WorldConfig
@@ -125,6 +128,49 @@ def mirrored(cameras: tuple[str, ...]) -> list[str]:
 def waypoints_of(settings: DrivingConfig) -> WaypointConfig:
     assert settings.waypoints is not None
     return settings.waypoints
+
+
+def test_moments_without_images_are_refused(tmp_path: Path):
+    """A town has images at every second frame, and none 0.5 s after one: nothing would be learnt."""
+
+    def every_second(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"][1::2]:
+            frame["observations"]["cameras"] = {}
+
+    for i in range(6):
+        write_drive(tmp_path / "drives", f"drive_{i}", frames=40, start_yaw=float(i), change=every_second)
+    settings = imagining(tmp_path / "run", tmp_path / "drives")
+    with pytest.raises(DataError, match=r"found 0\.0% at \+0\.5 s, .*images are 0\.2 s apart, so expected for example"):
+        main(settings, "world")
+    data = dataclasses.replace(settings.data, offsets_s=(0.0, 0.4))
+    task = waypoints.WaypointTask(dataclasses.replace(settings, data=data), open_data(data))
+    assert given(task)["later_valid"].any()
+
+
+def test_a_run_begins_with_what_drives_of_another_and_with_its_world_if_it_is_alike(tmp_path: Path, drives: Path):
+    imagined, plain = imagining(tmp_path / "world", drives), config(tmp_path / "plain", drives)
+    for settings in (imagined, plain):
+        main(settings, "first")
+    worlds = WorldConfig(weight=0.9, width=16), WorldConfig(width=8), None
+
+    def begun(start: str, base: DrivingConfig, world: WorldConfig | None) -> Any:
+        settings = dataclasses.replace(waypoints_of(base), weights=str(tmp_path / start), world=world)
+        changed = dataclasses.replace(base, waypoints=settings, run=RunConfig(dir=str(tmp_path / "second")))
+        task = waypoints.WaypointTask(changed, open_data(changed.data))
+        return quick(task.init)(rngs.key(5, "init")).params, task.load(quick(task.init)(rngs.key(5, "init"))).params
+
+    learnt = {name: read_newest(tmp_path / name, {}, plain=("params",))[1]["params"] for name in ("world", "plain")}
+    for world, kept in zip(worlds, (True, False, False), strict=True):
+        fresh, found = begun("world", imagined, world)
+        assert set(found) == set(fresh)
+        for name in ("encoder", "trunk", "out"):
+            jax.tree.map(np.testing.assert_array_equal, found[name], learnt["world"][name])
+        if world is not None:
+            expected = learnt["world"]["world"] if kept else fresh["world"]
+            jax.tree.map(np.testing.assert_array_equal, found["world"], expected)
+    fresh, found = begun("plain", imagined, WorldConfig(width=16))
+    jax.tree.map(np.testing.assert_array_equal, found["out"], learnt["plain"]["out"])
+    jax.tree.map(np.testing.assert_array_equal, found["world"], fresh["world"])
 
 
 def test_a_world_that_could_teach_nothing_is_refused(tmp_path: Path, drives: Path):
