@@ -4,6 +4,7 @@ A function of the run folders: no clock, no host and no absolute path is in tabl
 """
 
 import contextlib
+import difflib
 import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +31,8 @@ FLAGS = "evaluations/study_flags.json"
 """Beside it, with which flags."""
 TABLE = "table.json"
 """In the study's folder."""
+NEAREST = 10
+"""Names that are said in place of one that there is not, those most like it."""
 DIGITS = 12
 """After the point, of differences of scores."""
 MOST_PAIRED = 16
@@ -108,9 +111,11 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     measured = [row for row in rows_of(run) if row.get("split") == "eval"]
     known = sorted({key for row in measured for key in row} - {"step", "split"})
     if known and name not in known:
+        near = sorted(difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.0))
+        others = f" and {len(known) - NEAREST} others" if len(known) > NEAREST else ""
         raise UnmeasuredError(
             f"{run / 'metrics.jsonl'}: expected evaluations with {name}, by the study's policies and metric, "
-            f"found {known}; set the study's policies, metric and best to what there is"
+            f"found {near}{others}; set the study's policies, metric and best to what there is"
         )
     evaluations = [row for row in measured if name in row]
     if not evaluations:

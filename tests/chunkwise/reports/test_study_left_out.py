@@ -142,6 +142,17 @@ def test_a_metric_that_no_evaluation_has_is_named(tmp_path: Path):
     assert study_table.score(tmp_path / "none", study, "policy") is None
 
 
+def test_of_many_names_those_like_the_one_that_is_missing_are_said(tmp_path: Path):
+    many = {f"mean/fde_{n}s_low": 1.0 for n in range(30)} | {"model/ade_3s": 1.0, "val/ade_3s": 1.0}
+    write_metrics(tmp_path / "run", {"step": 20, "split": "eval"} | many)
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="model/ade_3s", best="lowest")
+    with pytest.raises(
+        DataError, match=r"policy/model/ade_3s, .*found \[.*'model/ade_3s'.*\] and 22 others; set"
+    ) as error:
+        study_table.score(tmp_path / "run", study, "policy")
+    assert len(re.findall(r"'[^' ]+/[^' ]+'", str(error.value))) == 10
+
+
 def test_a_row_that_is_not_measured_is_empty_and_the_others_are_written(tmp_path: Path):
     """Only one of two agents has behaviour cloning beside its policy; of a metric that none has there is no table."""
     grid, policies = {"agent.policy": ("distill", "gaussian")}, ("policy", "behaviour_cloning")
