@@ -8,9 +8,9 @@ Environments only wait, or are Meta-World's reach-v3, robosuite's Lift or the si
 slow one waits after each step for four times what it took. The policy only waits, so that it needs no cores: what is
 measured is the collector, and how requests travel: to threads (in process), to processes (local), to an actor of Ray on
 this machine (ray); with --old also the collector of a commit before, which took the answers of its halves in turns
-(lock-step). Rollouts have 80 steps, in chunks of 8. Summed are the
-steps a second of each worker, from the end of its first rollout to that of its last before none is left to begin; the
-ideal is the same sum for workers of its kind that play alone, by the same transport. Kinds take turns in each round.
+(lock-step). Rollouts have 80 steps, in chunks of 8. Summed are the steps a second of each worker, from the end of its
+first rollout to that of its last before none is left to begin; the ideal is the same sum for workers of its kind that
+play alone, by the same transport. Kinds take turns in each round.
 """
 
 import argparse

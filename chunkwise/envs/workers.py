@@ -243,7 +243,7 @@ def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # A write to a pipe lets the reader that wakes go first on the writer's core, so that the process that serves all
-    # waited for the steps that it had just asked for: 0.4 of the 2.9 ms of a chunk of the simulated point. A batch
+    # waited for the steps that it had just asked for: 0.3 of the 2.9 ms of a chunk of the simulated point. A batch
     # process waits its turn. Linux has it, and a container may forbid it.
     with contextlib.suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

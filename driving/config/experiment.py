@@ -108,14 +108,14 @@ class DrivingConfig(ExperimentConfig):
             )
         o = self.objective
         contrasted = o is not None and o.cross_camera + o.temporal + o.distilled > 0
-        negatives = "objective.cross_camera, temporal and distilled compare a row with the others of"
+        compares = "objective.cross_camera, temporal and distilled compare a row with the others of"
         if contrasted and self.train.grad_accum_steps > 1:
             raise ValueError(
-                f"train.grad_accum_steps is {self.train.grad_accum_steps}, and {negatives} the whole batch: a part has "
+                f"train.grad_accum_steps is {self.train.grad_accum_steps}, and {compares} the whole batch: a part has "
                 "fewer. Set it to 1, lower train.batch_size, or spread the batch over more devices"
             )
         if contrasted and self.train.batch_size == 1:
-            raise ValueError(f"train.batch_size is 1, and {negatives} it; expected 2 or more")
+            raise ValueError(f"train.batch_size is 1, and {compares} it; expected 2 or more")
         if self.objective is not None and self.objective.cross_camera and len(self.data.cameras) < 2:
             found = f"objective.cross_camera compares the cameras of a moment, and data.cameras is {self.data.cameras}"
             raise ValueError(f"{found}; expected two or more, or --objective.cross-camera 0")

@@ -214,25 +214,18 @@ class WaypointModel(nn.Module):
         return self._modes(scenes, motion, past, command, known_motion, training=training)
 
     def imagine(
-        self,
-        images: UInt8[Array, "b v h w 3"] | Float[Array, "b v h w 3"],
-        valid: Bool[Array, "b v"],
-        motion: Float[Array, "b 2"],
-        past: Float[Array, "b p"],
-        command: Int[Array, " b"],
-        known_motion: Bool[Array, "b q"],
-        *,
-        training: bool = False,
+        self, images: Array, valid: Bool[Array, "b v"], *known: Array, training: bool = False
     ) -> tuple[Modes, Float[Array, "b k d"]]:
         """Predicts, and says what the cameras' vectors will be later if the car goes where the most probable mode does.
 
-        Arguments as of a call; the model reads no calibration. The gradient of the vectors reaches the waypoints.
+        Arguments as of a call, `known` from `motion` to `known_motion`; the model reads no calibration. The gradient of
+        the vectors reaches the waypoints.
         """
         scenes = self._scenes(images, valid, None)
-        modes = self._modes(scenes, motion, past, command, known_motion, training=training)
-        way = modes.most_probable().reshape(len(motion), -1) / WAY_SCALE
-        later = self.world(scenes.reshape(len(motion), -1), way)
-        return modes, later.reshape(len(motion), self.cameras, -1)
+        modes = self._modes(scenes, *known, training=training)
+        rows = scenes.shape[0]
+        later = self.world(scenes.reshape(rows, -1), modes.most_probable().reshape(rows, -1) / WAY_SCALE)
+        return modes, later.reshape(rows, self.cameras, -1)
 
     def _modes(
         self,

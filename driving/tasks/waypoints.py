@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,8 +114,7 @@ class WaypointTask:
         else:
             predicted, imagined = imagine(self.model, params, batch, key)
             losses = losses_of(predicted, batch["waypoints"], batch["waypoint_valid"])
-            losses = {"trajectory" if name == "loss" else name: loss for name, loss in losses.items()}
-            losses["world"] = world_loss(self.model, params, imagined, batch)
+            losses = _as_parts(losses) | {"world": world_loss(self.model, params, imagined, batch)}
         errors = {"ade": mean_of(distance(predicted.most_probable(), batch["waypoints"]), batch["waypoint_valid"])}
         loss = gradients.weighted(losses, training_weights(self.settings))
         if "decisions" not in batch:
@@ -280,11 +279,12 @@ def loss_weights(settings: WaypointConfig) -> dict[str, float]:
 def training_weights(settings: WaypointConfig) -> dict[str, float]:
     """Weights of the means that an update minimises: those of `loss_weights`, and that of the world model."""
     weights = loss_weights(settings)
-    if settings.world is None:
-        return weights
-    return {"trajectory" if name == "loss" else name: weight for name, weight in weights.items()} | {
-        "world": settings.world.weight
-    }
+    return weights if settings.world is None else _as_parts(weights) | {"world": settings.world.weight}
+
+
+def _as_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by mean, where the only one of the waypoints, "loss", is a part of the loss, named as of several modes."""
+    return {"trajectory" if name == "loss" else name: value for name, value in values.items()}
 
 
 def _with_parts(state: TrainState, parts: dict[str, Any]) -> TrainState:
