@@ -10,6 +10,8 @@ import numpy as np
 from chunkwise.errors import RunError, one_line
 from chunkwise.printable import say
 
+LARGEST = float(np.finfo(np.float32).max)
+"""What is kept in 32 bits is at most this, and not below its negative."""
 _OURS = str(Path(__file__).resolve().parents[1])
 _RUNNERS = ("concurrent/futures", "threading.py", "multiprocessing", "<")
 """Frames of files with these in their path lead to an environment and say nothing of it."""
@@ -47,6 +49,8 @@ class Shapes:
     def require(self, what: str, observation: Mapping[str, Any]) -> None:
         """Raises RunError, which begins with `what`, if an observation lacks a name or changes a shape of before."""
         found = {name: np.shape(value) for name, value in observation.items()}
+        if found == self._first:
+            return
         if missing := [name for name in self._first if name not in found]:
             raise RunError(f"{what} observed {sorted(found)}; expected {', '.join(missing)} too, as before")
         for name, shape in found.items():
@@ -59,7 +63,9 @@ def require_finite(what: str, observation: Mapping[str, Any]) -> None:
     """Raises RunError, which begins with `what`, if an array of an observation, or a list, is not finite in 32 bits."""
     for name, value in observation.items():
         array = np.asarray(value)
-        if array.dtype.kind != "f":
+        # One comparison for all but what is refused: NaN is not at most anything. A chunk of 8 steps of the simulated
+        # point takes 0.1 ms, and spent as much here.
+        if array.dtype.kind != "f" or np.abs(array).max(initial=0.0) <= LARGEST:
             continue
         flat = array.reshape(-1)
         with np.errstate(over="ignore"):  # it is kept in 32 bits, which end at 3.4e38

@@ -196,7 +196,12 @@ class Plan:
     def stretch(self, chunk: Float32[np.ndarray, "t a"]) -> Float32[np.ndarray, "n a"]:
         """Takes a chunk, and returns the actions of all steps until the next inference begins."""
         self.take(chunk)
-        found = [self.next() for _ in range(self.execution.interval(len(chunk)))]
+        steps = self.execution.interval(len(chunk))
+        if self.execution.how != "ensemble" and self.execution.delay == 0:  # of the newest chunk alone; step by step
+            self._chunks = self._chunks[-1:]  # 8 of them took 70 us, a fifth of the collector's share of a chunk
+            self.step += steps
+            return chunk[:steps].copy()
+        found = [self.next() for _ in range(steps)]
         return np.stack([action for action in found if action is not None])
 
     def restart(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkwise.envs.collect import Collector, Job, Task
+from chunkwise.envs.collect import Collector, Job, Task, waits_until
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.rollout import Rollout, load
 from chunkwise.envs.thread_workers import ThreadWorkers
@@ -189,9 +189,69 @@ def test_a_batch_does_not_wait_for_one_that_is_slow(monkeypatch: pytest.MonkeyPa
     ended: dict[int, float] = {}
     collector = Collector(workers)
     collector.play(jobs([1, 3]), Takes(workers), lambda job, _: ended.update({job.number: workers.now}))
-    # Nine steps in three chunks each: 3 s, 30 s, and what the inferences take, with as much again for waiting.
-    assert ended[0] < 3.2
-    assert ended[1] < 30.2
+    # Nine steps in three chunks each: 3 s, 30 s, and what the inferences take, of which one may wait for the other's.
+    assert ended[0] < 3.05
+    assert ended[1] < 30.05
+
+
+def test_two_that_are_as_fast_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes 0.02 s a chunk, and an inference 0.01 s; in turns they would need one of it for each of 36 chunks.
+
+    They do not begin together, since the first chunk of one takes longer.
+    """
+    begun: list[int] = []
+
+    def seconds(slot: int) -> float:
+        begun.append(slot)
+        return 0.03 if slot and begun.count(1) == 1 else 0.02
+
+    workers = Cores(2, 2, seconds, busy=False)
+    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
+    actor = Takes(workers)
+    play(workers, jobs([1] * 12), actor)
+    assert sum(draw is not None for _, draws in actor.calls for draw in draws) == 36
+    assert len(actor.calls) < 27
+
+
+def test_a_batch_waits_shortly_for_one_that_was_fast_and_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both take 0.2 s a chunk, until the fifth of one takes 100 s."""
+    begun: list[int] = []
+
+    def seconds(slot: int) -> float:
+        begun.append(slot)
+        return 100.0 if slot and begun.count(1) == 5 else 0.2
+
+    workers = Cores(2, 2, seconds, busy=False)
+    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
+    ended: list[float] = []
+    Collector(workers).play(jobs([1] * 6), Takes(workers), lambda job, _: ended.append(workers.now))
+    # The other one goes on, three chunks of 0.21 s a rollout, having waited for three inferences once.
+    assert ended[2:5] == pytest.approx([1.26 + 0.03, 1.89 + 0.03, 2.52 + 0.03])
+    assert ended[5] > 100
+
+
+@pytest.mark.parametrize(
+    ("ready", "took", "expected", "until"),
+    [
+        (1, 4.0, [(6.0, 4.0)], 11.0),  # due now: it gains 1, and is late by a quarter of 4 at most
+        (1, 4.0, [(5.5, 4.0)], 10.5),  # late by 0.5
+        (1, 4.0, [(5.0, 4.0)], 10.0),  # late by that quarter
+        (1, 4.0, [(9.0, 4.2)], 14.25),  # once they are together one waits for 0.2: 0.8 - 0.2
+        (1, 4.0, [(9.0, 3.8)], 13.75),
+        (1, 4.0, [(9.4, 1.0)], 10.65),  # 0.6 - 0.4
+        (1, 4.0, [(9.6, 1.0)], 10.0),  # 0.4 - 0.6
+        (2, 4.0, [(9.4, 1.0)], 10.0),  # 0.6 - 2 * 0.4
+        (2, 4.0, [(9.45, 1.0), (9.4, 1.0)], 10.7),  # 2 * 0.55 - 2 * 0.45
+        (1, 4.0, [(5.0, 4.0), (9.4, 1.0)], 10.65),  # the first is no longer expected
+        (1, 4.0, [(9.4, 1.0), (9.65, 1.0)], 10.65),  # with the second it would be 2 * 0.35 - 0.65
+        (1, 4.0, [(9.0, math.inf), (math.inf, 4.0), (math.inf, math.inf)], 10.0),
+        (1, math.inf, [(9.4, 1.0), (9.0, math.inf)], 10.65),
+        (1, 4.0, [], 10.0),
+    ],
+)
+def test_a_batch_waits_for_those_that_gain_more(ready: int, took: float, expected: Any, until: float) -> None:
+    """At 10 s by the clock, with an inference of 1 s."""
+    assert waits_until(10.0, ready, took, expected, 1.0) == pytest.approx(until)
 
 
 def test_chunks_are_cut_and_rollouts_end_where_it_is_said() -> None:

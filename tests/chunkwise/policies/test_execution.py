@@ -227,6 +227,17 @@ def test_chunks_that_are_too_short(settings: Any, horizon: int, message: str) ->
         plan.take(chunk(0, horizon))
 
 
+@pytest.mark.parametrize("how", ["open_loop", "ensemble"])
+def test_a_stretch_is_not_of_the_policy_s_own_array(how: Any) -> None:
+    """Which it may write the next chunk into while an environment in a thread executes this one."""
+    plan = Plan(Execution(how=how))
+    plan.begin()
+    array = chunk(1)
+    stretch = plan.stretch(array)
+    array[:] = 9
+    np.testing.assert_array_equal(stretch, chunk(1)[: len(stretch)])
+
+
 def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser, "every, as trained")
