@@ -156,7 +156,7 @@ class _Slot:
 
 
 def waits_until(
-    now: float, ready: int, took: float, expected: Sequence[tuple[float, float]], inference: float
+    now: float, since: float, ready: int, took: float, expected: Sequence[tuple[float, float]], inference: float
 ) -> float:
     """Returns when a batch goes that waits for others as long as they gain more by it than it loses; now, if for none.
 
@@ -166,19 +166,20 @@ def waits_until(
 
     Args:
       now: By the clock, as all times.
+      since: When the first of the ready began to wait; those due after MEETING inferences from then do not count.
       ready: How many wait.
       took: Seconds of an answer of the first of them.
       expected: Of each that is awaited when it was asked, and the seconds of its answer before; infinite if unknown.
       inference: Seconds of one.
     """
-    until, most, coming = now, 0.0, 0
+    until, most, coming, limit = now, 0.0, 0, since + MEETING * inference
     for due, slack, apart in sorted((asked + its, SLACK * its, abs(its - took)) for asked, its in expected):
-        if not now < due + slack < math.inf:  # it hangs, or is not known
+        if due + slack <= now or not due <= limit < math.inf:  # it hangs, or comes too late
             continue
         coming += 1
         away = min(max(due - now, 0.0), apart)
         if (gained := coming * (inference - away) - ready * away) > most:
-            most, until = gained, due + slack
+            most, until = gained, min(due + slack, limit)
     return until
 
 
@@ -313,8 +314,7 @@ class Collector:
         if len(asked) >= parallel and self._cores and self.workers.count * median(self._cores) >= parallel / 2:
             return since + median(self._seconds)
         expected = [(self._asked_at[i], self._took[i]) for i in asked]
-        until = waits_until(time.monotonic(), len(ready), self._took[ready[0]], expected, self._fastest)
-        return min(until, since + MEETING * self._fastest)
+        return waits_until(time.monotonic(), since, len(ready), self._took[ready[0]], expected, self._fastest)
 
     def _begin(self, slot: int, job: Job) -> _Slot:
         self._reset(slot, job)

@@ -233,11 +233,13 @@ def test_a_batch_waits_shortly_for_one_that_was_fast_and_hangs(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("ready", "took", "expected", "until"),
     [
+        (1, 4.0, [(8.4, 4.0)], 12.5),  # the first of the ready has waited since 9.5: until 12.5 at most
+        (1, 4.0, [(8.5, 4.1)], 10.0),  # due at 12.6
         (1, 4.0, [(6.0, 4.0)], 11.0),  # due now: it gains 1, and is late by a quarter of 4 at most
         (1, 4.0, [(5.5, 4.0)], 10.5),  # late by 0.5
         (1, 4.0, [(5.0, 4.0)], 10.0),  # late by that quarter
-        (1, 4.0, [(9.0, 4.2)], 14.25),  # once they are together one waits for 0.2: 0.8 - 0.2
-        (1, 4.0, [(9.0, 3.8)], 13.75),
+        (1, 4.0, [(7.0, 4.2)], 12.25),  # once they are together one waits for 0.2: 0.8 - 0.2
+        (1, 4.0, [(7.0, 3.8)], 11.75),
         (1, 4.0, [(9.4, 1.0)], 10.65),  # 0.6 - 0.4
         (1, 4.0, [(9.6, 1.0)], 10.0),  # 0.4 - 0.6
         (2, 4.0, [(9.4, 1.0)], 10.0),  # 0.6 - 2 * 0.4
@@ -251,7 +253,8 @@ def test_a_batch_waits_shortly_for_one_that_was_fast_and_hangs(monkeypatch: pyte
 )
 def test_a_batch_waits_for_those_that_gain_more(ready: int, took: float, expected: Any, until: float) -> None:
     """At 10 s by the clock, with an inference of 1 s."""
-    assert waits_until(10.0, ready, took, expected, 1.0) == pytest.approx(until)
+    assert waits_until(10.0, 9.5, ready, took, expected, 1.0) == pytest.approx(until)
+    assert waits_until(10.0, 9.5, ready, took, expected, math.inf) == 10.0, "it is not known how long one takes"
 
 
 def test_chunks_are_cut_and_rollouts_end_where_it_is_said() -> None:
