@@ -104,6 +104,11 @@ class DataConfig(FilesConfig):
     """Processes that parse, check and hash new drives when they are opened, where there is work for several; 0: one a
     core. They import the main module: a script that asks for several opens data below `if __name__ == "__main__":`."""
 
+    @property
+    def longest_hold(self) -> int:
+        """Tenths of a second that a plan can be followed: as long as its waypoints reach."""
+        return int(self.waypoint_steps * self.waypoint_dt_s * 10 + 1e-6)
+
     def __post_init__(self) -> None:
         require_positive(self, "waypoint_steps", "waypoint_dt_s", "max_gap_s", "episode_fraction", "braking_repeats")
         require_non_negative(self, "tolerance_s", "min_cameras", "cache_mb", "read_threads", "index_processes")

@@ -82,7 +82,10 @@ def mirror_order(cameras: Sequence[str]) -> list[int]:
 
     lonely = [name for name in cameras if partner(name) not in cameras]
     if lonely:
-        raise ConfigError(f"data.augment.flip needs both sides of every camera; {lonely} lack theirs in data.cameras")
+        raise ConfigError(
+            f"data.augment.flip needs both sides of every camera, and {lonely} lack theirs in data.cameras; expected "
+            "both, or --data.augment.flip 0"
+        )
     return [list(cameras).index(partner(name)) for name in cameras]
 
 

@@ -156,6 +156,11 @@ def evaluate_run(
     config = policy.config
     if config.unseen_in_town:
         raise ConfigError(f"{run}: it is to drive in the town, and {config.unseen_in_town}")
+    if hold > config.data.longest_hold:
+        raise ConfigError(
+            f"{run}: --hold is {hold} tenths of a second; expected at most {config.data.longest_hold}, where a plan of "
+            "this run ends"
+        )
     asked = {"seconds": seconds, "lead_s": lead_s, "hold": hold}
     unusual = {name: value for name, value in asked.items() if value != _USUAL[name]}
     drawn = "-".join(f"{name}_{value}" for name, value in {"episodes": episodes, "seed": seed, **unusual}.items())

@@ -365,6 +365,13 @@ class OpenpiRiptConfig(ExperimentConfig):
         found = {} if self.env is None or self.env.tasks else {"rollout.tasks": "several env.tasks"}
         if not self.weighs:
             found |= {f"data.advantage.{name}": "guidance.positive_weight advantage" for name in SHAPING}
+        if self.rollout is not None and self.rollout.dataset_share == 1:
+            found |= dict.fromkeys(("rollout.replay_rounds", "rollout.rows"), "rollout.dataset_share below 1")
+        if self.data.advantage is None:
+            found["data.init_key"] = "data.advantage"
+        if self.augment is not None and not self.augment.colour_probability:
+            names = ("brightness", "contrast", "hue", "saturation")
+            found |= dict.fromkeys((f"augment.{name}" for name in names), "augment.colour_probability above 0")
         if self.evaluates_nothing and self.data.advantage is None:
             found["train.eval_every"] = "env or data.holdout"
         return found

@@ -15,6 +15,7 @@ from chunkwise.config.experiment import (
 )
 from qchunk.config.agent import AgentConfig
 from qchunk.config.data import DataConfig
+from qchunk.envs import aloha
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -227,11 +228,19 @@ class QChunkConfig(ExperimentConfig):
         if agent.policy != "best_of_n":
             found["agent.num_samples"] = "agent.policy best_of_n"
         if agent.num_critics == 1:
-            found["agent.q_aggregation"] = "agent.num_critics above 1"
+            found |= dict.fromkeys(("agent.q_aggregation", "agent.adjoint.rho"), "agent.num_critics above 1")
+        if agent.horizon == 1 and agent.decoupled is None:
+            found["agent.partial_chunks"] = "agent.horizon above 1"
         if agent.policy == "gaussian":
             found |= dict.fromkeys(("agent.flow_steps", "agent.flow_predicts"), "an agent.policy with a flow")
         if agent.factory is not None:  # one of the user's own may read any of these
             found = {}
+        if self.record is not None and self.record.env == aloha.NAME:
+            names = ("noise", "random_action")  # `directed` is refused where episodes are recorded
+            found |= dict.fromkeys((f"record.{name}" for name in names), "a record.env of OGBench")
+        elif self.record is not None:
+            names = (field.name for field in dataclasses.fields(AlohaRecordConfig))
+            found |= dict.fromkeys((f"record.aloha.{name}" for name in names), f"record.env {aloha.NAME}")
         if self.data.refresh != "rolling":
             found["data.refresh_parts"] = "data.refresh rolling"
         if not self.data.cameras and not self.data.depth_cameras:

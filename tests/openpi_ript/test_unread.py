@@ -20,6 +20,8 @@ from openpi_ript.config.rollouts import HindsightConfig
 from openpi_ript.train import main, of_training
 
 SHAPED = AdvantageConfig(normalization="min_max", clipping="none", negative_handling="relu")
+CONTROL = ["--rollout.dataset-share", "1"]
+GREY = ["--augment.colour-probability", "0"]
 WEIGHED = GuidanceConfig(positive_weight="advantage")
 
 
@@ -63,6 +65,10 @@ def shaped(guidance: GuidanceConfig, advantage: AdvantageConfig = SHAPED, *, res
         ("debug", ["--data.advantage.ddof", "1"], "guidance.positive_weight advantage"),
         ("debug_ript", ["--rollout.tasks", "need"], "several env.tasks"),
         ("sft", ["--train.eval-every", "5"], "env or data.holdout"),
+        ("sft", ["--data.init-key", "seed"], "data.advantage"),
+        ("debug_ript", ["--rollout.replay-rounds", "2", *CONTROL], "rollout.dataset_share below 1"),
+        ("debug_ript", ["--rollout.rows", "tasks", *CONTROL], "rollout.dataset_share below 1"),
+        ("ript_lift_images", ["--augment.hue", "0.2", *GREY], "augment.colour_probability above 0"),
     ],
 )
 def test_a_flag_that_nothing_reads_is_refused(name: str, flags: list[str], reader: str) -> None:
@@ -75,6 +81,9 @@ def test_flags_that_are_read_are_taken() -> None:
     shipped("debug", "--data.advantage.clipping", "none", "--guidance.positive-weight", "advantage")
     shipped("debug", "--data.advantage.group-by", "task", "--data.advantage.uniform-groups", "drop")
     shipped("metaworld_mt10", "--rollout.tasks", "success")
+    shipped("debug", "--data.init-key", "seed")
+    shipped("debug_ript", "--rollout.replay-rounds", "2", "--rollout.rows", "tasks", "--rollout.dataset-share", "0.5")
+    shipped("ript_lift_images", "--augment.hue", "0.2")
 
 
 @pytest.mark.parametrize("guidance", [GuidanceConfig(), GuidanceConfig(loss="label_dropout")])

@@ -42,6 +42,8 @@ def test_tuples_and_none_are_read():
 
 BEST, GAUSSIAN = ["--agent.policy", "best_of_n"], ["--agent.policy", "gaussian"]
 ROLLING = ["--data.refresh", "rolling"]
+ADJOINT = ["--agent.policy", "adjoint_matching"]
+ALOHA = ["--record.env", "aloha-transfer-cube"]
 HELD_OUT = ["--eval.env", "None", "--data.holdout", "0.1"]
 
 
@@ -62,6 +64,11 @@ HELD_OUT = ["--eval.env", "None", "--data.holdout", "0.1"]
         ([], "--data.decode-threads=1", "data.cameras", ["--data.cameras", "top"]),
         (["--agent.num-critics", "1"], "--agent.q-aggregation=min", "agent.num_critics above 1", []),
         (["--eval.env", "None"], "--train.eval-every=9", "eval.env or data.holdout", HELD_OUT),
+        ([*ADJOINT, "--agent.num-critics", "1"], "--agent.adjoint.rho=0.1", "agent.num_critics above 1", ADJOINT),
+        (["--agent.horizon", "1"], "--agent.partial-chunks=drop", "agent.horizon above 1", []),
+        ([], "--record.aloha.jpeg-quality=50", "record.env aloha-transfer-cube", ALOHA),
+        (ALOHA, "--record.noise=0.2", "a record.env of OGBench", []),
+        (ALOHA, "--record.random-action=0.5", "a record.env of OGBench", []),
     ],
 )
 def test_a_flag_without_effect_is_refused(without: list[str], flag: str, reader: str, reads: list[str]):

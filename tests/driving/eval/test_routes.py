@@ -334,6 +334,9 @@ def test_a_run_that_sees_what_the_town_does_not_show_is_refused_before_anything_
         routes.evaluate_run(tmp_path)
     with pytest.raises(ConfigError, match=r"o\.mp4, and --video writes there too; expected a name that ends in \.json"):
         routes.evaluate_run(tmp_path, video=1, out=tmp_path / "o.mp4")
+    policy.config = DrivingConfig(train=steps, data=DataConfig(path="x"), waypoints=WaypointConfig())
+    with pytest.raises(ConfigError, match=r"--hold is 21 tenths of a second; expected at most 20, where a plan"):
+        routes.evaluate_run(tmp_path, hold=21)
     others = dataclasses.replace(data, cameras=("rear",), offsets_s=(0.0,))
     policy.config = DrivingConfig(train=steps, data=others, waypoints=WaypointConfig())
     with pytest.raises(ConfigError, match=r"data\.cameras is \('rear',\); expected some of the town's"):

@@ -351,6 +351,10 @@ def test_what_cannot_be_driven_is_refused(change: dict[str, Any], message: str):
         RolloutConfig(horizon_s=16.0)
     with pytest.raises(ValueError, match=r"rollout\.horizon_s is 0\.3; expected"):
         RolloutConfig(horizon_s=0.3)
+    data = DataConfig(path="x", waypoint_steps=3, waypoint_dt_s=0.3)
+    config(data=data, rollout=dataclasses.replace(ROLLOUT, hold=9))
+    with pytest.raises(ValueError, match=r"rollout\.hold is 10 tenths of a second; expected at most 9, where a plan"):
+        config(data=data, rollout=dataclasses.replace(ROLLOUT, hold=10))
 
 
 def test_a_run_goes_on_with_all_weights_of_one_that_learnt_waypoints(monkeypatch: pytest.MonkeyPatch):
