@@ -209,6 +209,12 @@ def main(config: DrivingConfig, name: str) -> None:
     require_reachable(
         {"data.path": config.data.path, "waypoints.weights": config.waypoints and config.waypoints.weights}
     )
+    hold, longest = config.rollout and config.rollout.hold, config.data.longest_hold
+    if hold is not None and hold > longest and not config.run.resume:  # those of before go on
+        raise ConfigError(
+            f"rollout.hold is {hold} tenths of a second; expected at most {longest}, where a plan ends "
+            "(data.waypoint_steps, data.waypoint_dt_s)"
+        )
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _record_if_missing(config))

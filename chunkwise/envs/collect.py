@@ -25,7 +25,7 @@ from chunkwise.distributed.jobs import MAX_DEATHS
 from chunkwise.envs.environment import Observation
 from chunkwise.envs.failures import Shapes
 from chunkwise.envs.rollout import Rollout, append_frames, save
-from chunkwise.envs.workers import Reset, Run, Start, Stretch, WorkerDiedError, Workers
+from chunkwise.envs.workers import Request, Reset, Run, Start, Stretch, WorkerDiedError, Workers
 from chunkwise.errors import ConfigError, NonFiniteError, RunError
 from chunkwise.policies.execution import NOTHING, Committed, Execution, Plan
 
@@ -39,7 +39,8 @@ MEETING = 3.0
 """Inferences that the first of a batch waits at most for others. Within one of 1.7 ms, which keeps both cores busy, two
 environments of reach-v3, 2.9 ms a chunk, never came together."""
 SLACK = 0.25
-"""Of the time of an answer: when the next one is late by more, it is no longer expected."""
+"""Of the time of an answer, or of an inference where that is longer: when the next one is late by more, it is no longer
+expected."""
 
 Draw = tuple[int, ...]
 """Words that seed what a policy draws for one chunk: those of its rollout, then the number of the chunk."""
@@ -114,7 +115,7 @@ class CompletingActor(Actor, Protocol):
 
 @runtime_checkable
 class NotingActor(Actor, Protocol):
-    """A policy that notes something of each chunk, which the rollout keeps."""
+    """A policy that notes something of each chunk, which the rollout keeps; told once, where rollouts begin."""
 
     def noted(
         self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
@@ -125,9 +126,9 @@ class NotingActor(Actor, Protocol):
 
 _Inference = Callable[
     [Observation, Sequence[Draw | None], Sequence[str], Sequence[Committed]],
-    tuple[Float32[np.ndarray, "b t a"], Mapping[str, np.ndarray]],
+    tuple[Float32[np.ndarray, "b t a"], Mapping[str, np.ndarray] | None],
 ]
-"""Of a batch its chunks, and what was noted of them by name; {} where the policy notes nothing."""
+"""Of a batch its chunks, and what was noted of them by name; None where the policy notes nothing."""
 
 
 @dataclasses.dataclass
@@ -173,13 +174,13 @@ def waits_until(
       inference: Seconds of one.
     """
     until, most, coming, limit = now, 0.0, 0, since + MEETING * inference
-    for due, slack, apart in sorted((asked + its, SLACK * its, abs(its - took)) for asked, its in expected):
-        if due + slack <= now or not due <= limit < math.inf:  # it hangs, or comes too late
+    for due, slowly, apart in sorted((at + its, max(its, inference), abs(its - took)) for at, its in expected):
+        if due + SLACK * slowly <= now or not due <= limit < math.inf:  # it hangs, or comes too late
             continue
         coming += 1
         away = min(max(due - now, 0.0), apart)
         if (gained := coming * (inference - away) - ready * away) > most:
-            most, until = gained, min(due + slack, limit)
+            most, until = gained, min(due + SLACK * slowly, limit)
     return until
 
 
@@ -214,8 +215,10 @@ class Collector:
         self._fastest = math.inf
         """Seconds of the shortest inference but for the first, which compiles."""
         self._asked_at = [0.0] * workers.count
-        self._took = [math.inf] * workers.count
-        """Seconds of each one's latest answer to actions; infinite before."""
+        self._took = dict[tuple[int, type[Request]], float]()
+        """Seconds that each one's latest answer to each kind of request took."""
+        self._expected = [math.inf] * workers.count
+        """Seconds that what each was asked for last took before; infinite where that is not known."""
         self._seconds = deque[float](maxlen=REMEMBERED)
         """That the latest answers to actions took."""
         self._cores = deque[float](maxlen=REMEMBERED)
@@ -313,16 +316,21 @@ class Collector:
         # Half of the cores is all of them: in threads, what steps in Python takes turns at one.
         if len(asked) >= parallel and self._cores and self.workers.count * median(self._cores) >= parallel / 2:
             return since + median(self._seconds)
-        expected = [(self._asked_at[i], self._took[i]) for i in asked]
-        return waits_until(time.monotonic(), since, len(ready), self._took[ready[0]], expected, self._fastest)
+        expected = [(self._asked_at[i], self._expected[i]) for i in asked]
+        took = self._took.get((ready[0], Run), math.inf)
+        return waits_until(time.monotonic(), since, len(ready), took, expected, self._fastest)
 
     def _begin(self, slot: int, job: Job) -> _Slot:
         self._reset(slot, job)
         return _Slot(job, self._tasks[job.task], Plan(self._execution), [])
 
     def _reset(self, slot: int, job: Job) -> None:
-        self._asked_at[slot] = math.inf  # how long it takes to begin is not known
-        self.workers.submit(slot, Reset(job.seed, job.task))
+        self._ask(slot, Reset(job.seed, job.task))
+
+    def _ask(self, slot: int, request: Request) -> None:
+        self._asked_at[slot] = time.monotonic()
+        self._expected[slot] = self._took.get((slot, type(request)), math.inf)
+        self.workers.submit(slot, request)
 
     def _answer(
         self,
@@ -362,12 +370,12 @@ class Collector:
                 "cut episodes with --max-steps N (eval.max_steps N in a config)",
                 flush=True,
             )
+        self._took[i, Reset if isinstance(answer, Start) else Run] = answer.took_s
         if isinstance(answer, Start):
             slot.frames = [{name: value[None] for name, value in answer.observation.items()}]
             slot.init_hash = answer.init_hash
         else:
             seconds = time.monotonic() - self._asked_at[i]
-            self._took[i] = seconds
             self._seconds.append(seconds)
             self._cores.append(answer.busy_s / max(seconds, 1e-9))
             if not self.workers.every_frame:
@@ -391,12 +399,12 @@ class Collector:
             complete = actor.complete
             return lambda observations, draws, prompts, committed: (
                 complete(observations, draws, prompts, committed),
-                {},
+                None,
             )
         if isinstance(actor, NotingActor):
             noted = actor.noted
             return lambda observations, draws, prompts, committed: noted(observations, draws, prompts)
-        return lambda observations, draws, prompts, committed: (actor(observations, draws, prompts), {})
+        return lambda observations, draws, prompts, committed: (actor(observations, draws, prompts), None)
 
     def _act(self, ready: Mapping[int, _Slot], actor: Actor, infer: _Inference) -> None:
         """Infers for those that wait, and sends their workers what to do."""
@@ -415,15 +423,14 @@ class Collector:
         committed = [slot.plan.begin() or NOTHING for slot in slots] + [NOTHING] * padding
         chunks, notes = infer(observations, draws, prompts, committed)
         for row, (i, slot) in enumerate(ready.items()):
-            if notes:
+            if notes is not None:
                 slot.notes.append({name: value[row, None] for name, value in notes.items()})
             if not np.isfinite(chunks[row]).all():
                 raise self._non_finite(slot, actor)
             stretch = slot.plan.stretch(np.asarray(chunks[row], np.float32))
             if slot.job.offset:
                 stretch = stretch + np.array(slot.job.offset, np.float32)
-            self._asked_at[i] = time.monotonic()
-            self.workers.submit(i, Run(np.ascontiguousarray(stretch[: slot.left])))
+            self._ask(i, Run(np.ascontiguousarray(stretch[: slot.left])))
         self._inferences += 1
         if self._inferences > 1:
             self._fastest = min(self._fastest, time.monotonic() - began)

@@ -69,6 +69,8 @@ class Start:
 
     observation: Observation
     init_hash: str
+    took_s: float = 0.0
+    """Seconds from when it was begun to when it was done."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Stretch:
     """Whether the episode ended: by success, or by the environment itself."""
     busy_s: float = 0.0
     """Seconds of processors that it took, and that it waited for one."""
+    took_s: float = 0.0
+    """Seconds from when it was begun to when it was done: whoever asked may look for the answer later."""
 
 
 class WorkerDiedError(Exception):
@@ -324,7 +328,7 @@ class Seat:
         if isinstance(request, Reset):
             self.sit(request.task)
             self._seed, self._steps, self._shown = request.seed, 0, Shapes()
-        began = self._busy()
+        began, busy = time.monotonic(), self._busy()
         try:
             found = answer(
                 self.env, request, every_frame=every_frame, images=images, stepped=self._stepped, shown=self._shown
@@ -335,7 +339,10 @@ class Seat:
             raise RunError(f"{self}: {error.args[0]}", *error.args[1:]) from error
         except (Exception, SystemExit) as error:  # anything a simulator raises
             raise failure(f"{self} failed", error) from error
-        return found if isinstance(found, Start) else dataclasses.replace(found, busy_s=self._busy() - began)
+        took = time.monotonic() - began
+        if isinstance(found, Start):
+            return dataclasses.replace(found, took_s=took)
+        return dataclasses.replace(found, busy_s=self._busy() - busy, took_s=took)
 
     def _busy(self) -> float:
         """Seconds of processors up to now and of waiting for one, and those of an environment's own process."""

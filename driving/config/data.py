@@ -106,8 +106,8 @@ class DataConfig(FilesConfig):
 
     @property
     def longest_hold(self) -> int:
-        """Tenths of a second that a plan can be followed: as long as its waypoints reach."""
-        return int(self.waypoint_steps * self.waypoint_dt_s * 10 + 1e-6)
+        """Tenths of a second that a plan can be followed, as long as its waypoints reach; at least 1."""
+        return max(int(self.waypoint_steps * self.waypoint_dt_s * 10 + 1e-6), 1)
 
     def __post_init__(self) -> None:
         require_positive(self, "waypoint_steps", "waypoint_dt_s", "max_gap_s", "episode_fraction", "braking_repeats")

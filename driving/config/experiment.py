@@ -121,11 +121,6 @@ class DrivingConfig(ExperimentConfig):
             raise ValueError(f"{found}; expected two or more, or --objective.cross-camera 0")
         if self.rollout is not None and (self.waypoints is None or self.waypoints.modes == 1):
             raise ValueError("rollout draws one of several modes; expected waypoints with waypoints.modes above 1")
-        if self.rollout is not None and self.rollout.hold > self.data.longest_hold:
-            raise ValueError(
-                f"rollout.hold is {self.rollout.hold} tenths of a second; expected at most {self.data.longest_hold}, "
-                "where a plan ends (data.waypoint_steps, data.waypoint_dt_s)"
-            )
         if self.rollout is not None and self.rollout.start >= self.train.steps:
             found = f"rollout.start is {self.rollout.start} and train.steps {self.train.steps}"
             raise ValueError(f"{found}: nothing would be driven; expected a start below")

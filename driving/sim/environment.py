@@ -309,7 +309,7 @@ def rest_of(
     Args:
       plan: Where to be after dt_s, 2 dt_s, ..., in the vehicle frame as it was.
       dt_s: Seconds between two waypoints.
-      past_s: Seconds since then, not above those of the plan.
+      past_s: Seconds since then.
       begun: The car's pose then, and
       pose: now, both in the world.
     """

@@ -365,7 +365,7 @@ class OpenpiRiptConfig(ExperimentConfig):
         found = {} if self.env is None or self.env.tasks else {"rollout.tasks": "several env.tasks"}
         if not self.weighs:
             found |= {f"data.advantage.{name}": "guidance.positive_weight advantage" for name in SHAPING}
-        if self.rollout is not None and self.rollout.dataset_share == 1:
+        if self.rollout is not None and self.rollout.dataset_share == 1 and self.rollout.objective != "ppo":
             found |= dict.fromkeys(("rollout.replay_rounds", "rollout.rows"), "rollout.dataset_share below 1")
         if self.data.advantage is None:
             found["data.init_key"] = "data.advantage"

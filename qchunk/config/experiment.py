@@ -228,7 +228,9 @@ class QChunkConfig(ExperimentConfig):
         if agent.policy != "best_of_n":
             found["agent.num_samples"] = "agent.policy best_of_n"
         if agent.num_critics == 1:
-            found |= dict.fromkeys(("agent.q_aggregation", "agent.adjoint.rho"), "agent.num_critics above 1")
+            found["agent.q_aggregation"] = "agent.num_critics above 1"
+            if agent.policy == "adjoint_matching":
+                found["agent.adjoint.rho"] = "agent.num_critics above 1"
         if agent.horizon == 1 and agent.decoupled is None:
             found["agent.partial_chunks"] = "agent.horizon above 1"
         if agent.policy == "gaussian":

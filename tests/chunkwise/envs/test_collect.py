@@ -127,11 +127,13 @@ class Cores:
 
     def submit(self, slot: int, request: Reset | Run) -> None:
         begins = max(self.now, self._free[0])
-        ends = begins + (self._seconds(slot) if isinstance(request, Run) else 0.0)
+        took = self._seconds(slot) if isinstance(request, Run) else 0.0
+        ends = begins + took
         self._free = sorted([ends, *self._free[1:]])
         found = answer(self._environments[slot], request, every_frame=True)
+        found = dataclasses.replace(found, took_s=ends - self.now)
         if isinstance(found, Stretch) and self._busy:
-            found = dataclasses.replace(found, busy_s=self._seconds(slot))
+            found = dataclasses.replace(found, busy_s=took)
         self._answers[slot] = ends, found
 
     def receive(
@@ -213,6 +215,21 @@ def test_two_that_are_as_fast_come_together(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(actor.calls) < 27
 
 
+@pytest.mark.parametrize(
+    ("count", "parallel", "seconds"), [(8, 16, 0.0003), (4, 8, 0.002), (2, 2, 0.001), (2, 2, 0.004)]
+)
+@pytest.mark.parametrize("busy", [True, False])
+def test_those_much_faster_than_an_inference_share_it(
+    monkeypatch: pytest.MonkeyPatch, count: int, parallel: int, seconds: float, busy: bool
+) -> None:
+    """64 rollouts of 3 chunks: an answer that was there while others were inferred did not take as long as that."""
+    workers = Cores(count, parallel, lambda slot: seconds * (1 + 0.002 * slot), busy=busy)
+    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
+    actor = Takes(workers)
+    play(workers, jobs([1] * 64), actor)
+    assert len(actor.calls) < 1.1 * 64 * 3 / count
+
+
 def test_a_batch_waits_shortly_for_one_that_was_fast_and_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both take 0.2 s a chunk, until the fifth of one takes 100 s."""
     begun: list[int] = []
@@ -238,6 +255,7 @@ def test_a_batch_waits_shortly_for_one_that_was_fast_and_hangs(monkeypatch: pyte
         (1, 4.0, [(6.0, 4.0)], 11.0),  # due now: it gains 1, and is late by a quarter of 4 at most
         (1, 4.0, [(5.5, 4.0)], 10.5),  # late by 0.5
         (1, 4.0, [(5.0, 4.0)], 10.0),  # late by that quarter
+        (1, 0.1, [(9.7, 0.1)], 10.05),  # late by 0.2, and by a quarter of an inference at most
         (1, 4.0, [(7.0, 4.2)], 12.25),  # once they are together one waits for 0.2: 0.8 - 0.2
         (1, 4.0, [(7.0, 3.8)], 11.75),
         (1, 4.0, [(9.4, 1.0)], 10.65),  # 0.6 - 0.4

@@ -169,6 +169,10 @@ def test_only_what_is_not_finite_is_refused() -> None:
         RunError, match=r"^step\(\) observed 'x' with 1 of 2 numbers not finite in 32 bits: \[0\] = 1e\+39$"
     ):
         require_finite("step()", {"x": np.array([1e39, 1.0])})  # infinite in the 32 bits that are kept
+    require_finite("step()", {"half": np.ones(2, np.float16), "none": np.zeros(0, np.float16)})
+    for bad in (np.array([1, -np.inf], np.float16), np.float16(np.nan)):
+        with pytest.raises(RunError, match="not finite in 32 bits"):
+            require_finite("step()", {"x": bad})
 
 
 def test_a_step_is_numbers_and_arrays_by_name() -> None:

@@ -16,6 +16,7 @@ from chunkwise.envs.collect import Job
 from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import ConfigError, DataError, NonFiniteError
 from chunkwise.train import rngs
+from driving import train
 from driving.config import DataConfig, DrivingConfig, RolloutConfig, WaypointConfig
 from driving.eval.closed_loop import Result
 from driving.online.acting import MODE, DrawingPolicy, drawn
@@ -351,10 +352,20 @@ def test_what_cannot_be_driven_is_refused(change: dict[str, Any], message: str):
         RolloutConfig(horizon_s=16.0)
     with pytest.raises(ValueError, match=r"rollout\.horizon_s is 0\.3; expected"):
         RolloutConfig(horizon_s=0.3)
-    data = DataConfig(path="x", waypoint_steps=3, waypoint_dt_s=0.3)
-    config(data=data, rollout=dataclasses.replace(ROLLOUT, hold=9))
-    with pytest.raises(ValueError, match=r"rollout\.hold is 10 tenths of a second; expected at most 9, where a plan"):
-        config(data=data, rollout=dataclasses.replace(ROLLOUT, hold=10))
+
+
+def test_a_plan_is_not_followed_beyond_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Not by a new run; one of before goes on."""
+    data = DataConfig(path=str(tmp_path), waypoint_steps=3, waypoint_dt_s=0.3)
+    assert data.longest_hold == 9
+    assert dataclasses.replace(data, waypoint_steps=1, waypoint_dt_s=0.05).longest_hold == 1
+    monkeypatch.setattr("driving.train.RunFolder", lambda *_: pytest.fail("a run was begun"))
+    held = dataclasses.replace(ROLLOUT, hold=10)
+    with pytest.raises(ConfigError, match=r"rollout\.hold is 10 tenths of a second; expected at most 9, where a plan"):
+        train.main(config(data=data, rollout=held), "x")
+    for one, resume in ((held, True), (dataclasses.replace(ROLLOUT, hold=9), False)):
+        with pytest.raises(pytest.fail.Exception, match="a run was begun"):
+            train.main(config(data=data, rollout=one, run=RunConfig(resume=resume, dir="x")), "x")
 
 
 def test_a_run_goes_on_with_all_weights_of_one_that_learnt_waypoints(monkeypatch: pytest.MonkeyPatch):
