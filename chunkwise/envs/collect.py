@@ -214,6 +214,8 @@ class Collector:
         self._inferences = 0
         self._fastest = math.inf
         """Seconds of the shortest inference but for the first, which compiles."""
+        self._way = math.inf
+        """Seconds of the shortest way there and back: what an answer took beyond the environment's own time."""
         self._asked_at = [0.0] * workers.count
         self._took = dict[tuple[int, type[Request]], float]()
         """Seconds that each one's latest answer to each kind of request took."""
@@ -329,7 +331,7 @@ class Collector:
 
     def _ask(self, slot: int, request: Request) -> None:
         self._asked_at[slot] = time.monotonic()
-        self._expected[slot] = self._took.get((slot, type(request)), math.inf)
+        self._expected[slot] = self._took.get((slot, type(request)), math.inf) + self._way
         self.workers.submit(slot, request)
 
     def _answer(
@@ -370,6 +372,7 @@ class Collector:
                 "cut episodes with --max-steps N (eval.max_steps N in a config)",
                 flush=True,
             )
+        self._way = min(self._way, time.monotonic() - self._asked_at[i] - answer.took_s)
         self._took[i, Reset if isinstance(answer, Start) else Run] = answer.took_s
         if isinstance(answer, Start):
             slot.frames = [{name: value[None] for name, value in answer.observation.items()}]
