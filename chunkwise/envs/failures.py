@@ -63,8 +63,8 @@ def require_finite(what: str, observation: Mapping[str, Any]) -> None:
     """Raises RunError, which begins with `what`, if an array of an observation, or a list, is not finite in 32 bits."""
     for name, value in observation.items():
         array = np.asarray(value)
-        # One comparison for all but what is refused: NaN is not at most anything. A chunk of 8 steps of the simulated
-        # point takes 0.1 ms, and spent as much here. A bound of 16 bits would be infinite.
+        # One comparison for all but what is refused, since each step passes here. NaN is not at most anything, and a
+        # bound of 16 bits would be infinite.
         if array.dtype.kind != "f" or float(np.abs(array).max(initial=0.0)) <= LARGEST:
             continue
         flat = array.reshape(-1)

@@ -199,7 +199,7 @@ class Plan:
         steps = self.execution.interval(len(chunk))
         at_once = self.execution.delay == 0 and self._begun == self.step
         if self.execution.how != "ensemble" and at_once:  # of the newest chunk alone
-            self._chunks = self._chunks[-1:]  # step by step 8 took 70 us, a third of the collector's work for a chunk
+            self._chunks = self._chunks[-1:]  # 8 take 2 us so, and 38 step by step
             self.step += steps
             return chunk[:steps].copy()
         found = [self.next() for _ in range(steps)]

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -196,18 +197,18 @@ def test_a_batch_does_not_wait_for_one_that_is_slow(monkeypatch: pytest.MonkeyPa
     assert ended[1] < 30.05
 
 
+def but(usual: float, number: int, other: float) -> Callable[[int], float]:
+    """Seconds of a chunk: as usual, but for slot 1 others for the one of that number."""
+    chunks = itertools.count(1)
+    return lambda slot: other if slot and next(chunks) == number else usual
+
+
 def test_two_that_are_as_fast_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes 0.02 s a chunk, and an inference 0.01 s; in turns they would need one of it for each of 36 chunks.
 
     They do not begin together, since the first chunk of one takes longer.
     """
-    begun: list[int] = []
-
-    def seconds(slot: int) -> float:
-        begun.append(slot)
-        return 0.03 if slot and begun.count(1) == 1 else 0.02
-
-    workers = Cores(2, 2, seconds, busy=False)
+    workers = Cores(2, 2, but(0.02, 1, 0.03), busy=False)
     monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
     actor = Takes(workers)
     play(workers, jobs([1] * 12), actor)
@@ -232,13 +233,7 @@ def test_those_much_faster_than_an_inference_share_it(
 
 def test_a_batch_waits_shortly_for_one_that_was_fast_and_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both take 0.2 s a chunk, until the fifth of one takes 100 s."""
-    begun: list[int] = []
-
-    def seconds(slot: int) -> float:
-        begun.append(slot)
-        return 100.0 if slot and begun.count(1) == 5 else 0.2
-
-    workers = Cores(2, 2, seconds, busy=False)
+    workers = Cores(2, 2, but(0.2, 5, 100.0), busy=False)
     monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
     ended: list[float] = []
     Collector(workers).play(jobs([1] * 6), Takes(workers), lambda job, _: ended.append(workers.now))
