@@ -84,6 +84,9 @@ def test_flags_that_are_read_are_taken() -> None:
     shipped("debug", "--data.init-key", "seed")
     shipped("debug_ript", "--rollout.replay-rounds", "2", "--rollout.rows", "tasks", "--rollout.dataset-share", "0.5")
     shipped("ript_lift_images", "--augment.hue", "0.2")
+    # PPO asks for these, its control too.
+    alone = "--rollout.objective ppo --rollout.hindsight None --rollout.exploration None"
+    shipped("metaworld_mt10", *alone.split(), "--rollout.rows", "frames", "--rollout.replay-rounds", "1", *CONTROL)
 
 
 @pytest.mark.parametrize("guidance", [GuidanceConfig(), GuidanceConfig(loss="label_dropout")])

@@ -85,6 +85,10 @@ def test_no_evaluations_may_be_asked_for_where_there_are_none():
     load([*DEBUG, "--eval.env", "None", "--train.eval-every", "0"])
 
 
+def test_the_default_that_another_policy_demands_may_be_given():
+    load([*DEBUG, "--agent.num-critics", "1", "--agent.adjoint.rho", "0.5"])
+
+
 def test_an_agent_of_the_users_own_may_read_any_setting_of_agents():
     load([*DEBUG, *GAUSSIAN, "--agent.flow-steps", "3", "--agent.alpha", "2", "--agent.factory", "own:agent"])
 
