@@ -1,7 +1,7 @@
 """Chooses the tests that `make check` leaves out: the costliest ones, until the others take a given time of a core.
 
     make check PYTEST_ADDOPTS=--junitxml=REPORT.xml
-    python -m tests.slow REPORT.xml [--seconds 110]
+    python -m tests.slow REPORT.xml [--seconds 180]
 
 writes tests/slow.txt, a line for each test function; its time is the sum over its parameters, fixtures included. A test
 that the report has no time of stays as it is, so the report of a run without slow tests only adds to the list. Give one
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path, help="what pytest wrote for --junitxml")
     parser.add_argument(
-        "--seconds", type=float, default=110, help="what the other tests may take of a core (%(default)g)"
+        "--seconds", type=float, default=180, help="what the other tests may take of a core (%(default)g)"
     )
     arguments = parser.parse_args()
     times, before = read_times(arguments.report), read_list()
