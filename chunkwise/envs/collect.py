@@ -158,30 +158,33 @@ class _Slot:
 
 
 def waits_until(
-    now: float, since: float, ready: int, took: float, expected: Sequence[tuple[float, float]], inference: float
+    now: float, since: float, ready: Sequence[float], expected: Sequence[tuple[float, float, float]], inference: float
 ) -> float:
     """Returns when a batch goes that waits for others as long as they gain more by it than it loses; now, if for none.
 
-    One that comes while the batch is inferred waits to its end; so with n more, expected within t, those gain
-    n (inference - t), and the ready lose t each. What takes as long as the ready stays with them once they are
-    together, so that t is no more than how much longer or shorter it takes.
+    One that comes while the batch is inferred waits to its end; so of more, expected within t, each gains
+    inference - t, and each of the ready loses t. A second is worth the chunks that an environment plays in one, each
+    in its own time and an inference: what is fast seldom waits for what is slow. What takes as long as the ready stays
+    with them once they are together, so that t is no more than how much longer or shorter it takes.
 
     Args:
       now: By the clock, as all times.
       since: When the first of the ready began to wait; those due after MEETING inferences from then do not count.
-      ready: How many wait.
-      took: Seconds of an answer of the first of them.
-      expected: Of each that is awaited when it was asked, and the seconds of its answer before; infinite if unknown.
+      ready: Of each that waits how many seconds a chunk takes it, 0 if that is unknown; the first's first.
+      expected: Of each that is awaited when it was asked, how many seconds what it was asked took it before, infinite
+        if that is unknown, and how many a chunk takes it.
       inference: Seconds of one.
     """
-    until, most, coming, limit = now, 0.0, 0, since + MEETING * inference
-    for due, slowly, apart in sorted((at + its, max(its, inference), abs(its - took)) for at, its in expected):
-        if due + SLACK * slowly <= now or not due <= limit < math.inf:  # it hangs, or comes too late
+    until, most, gaining, limit = now, 0.0, 0.0, since + MEETING * inference
+    losing = sum(1 / (chunk + inference) for chunk in ready)
+    for due, its, chunk in sorted((at + its, its, chunk) for at, its, chunk in expected):
+        slack = SLACK * max(its, inference)
+        if due + slack <= now or not due <= limit < math.inf:  # it hangs, or comes too late
             continue
-        coming += 1
-        away = min(max(due - now, 0.0), apart)
-        if (gained := coming * (inference - away) - ready * away) > most:
-            most, until = gained, min(due + SLACK * slowly, limit)
+        gaining += 1 / (chunk + inference)
+        away = min(max(due - now, 0.0), abs(its - ready[0]))
+        if (gained := gaining * (inference - away) - losing * away) > most:
+            most, until = gained, min(due + slack, limit)
     return until
 
 
@@ -319,9 +322,9 @@ class Collector:
         # Half of the cores is all of them: in threads, what steps in Python takes turns at one.
         if len(asked) >= parallel and self._cores and self.workers.count * median(self._cores) >= parallel / 2:
             return since + median(self._seconds)
-        expected = [(self._asked_at[i], self._expected[i]) for i in asked]
-        took = self._took.get((ready[0], Run), math.inf)
-        return waits_until(time.monotonic(), since, len(ready), took, expected, self._fastest)
+        expected = [(self._asked_at[i], self._expected[i], self._took.get((i, Run), 0.0)) for i in asked]
+        chunks = [self._took.get((i, Run), 0.0) for i in ready]
+        return waits_until(time.monotonic(), since, chunks, expected, self._fastest)
 
     def _begin(self, slot: int, job: Job) -> _Slot:
         self._reset(slot, job)

@@ -243,31 +243,39 @@ def test_a_batch_waits_shortly_for_one_that_was_fast_and_hangs(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("ready", "took", "expected", "until"),
+    ("ready", "expected", "until"),
     [
-        (1, 4.0, [(8.4, 4.0)], 12.5),  # the first of the ready has waited since 9.5: until 12.5 at most
-        (1, 4.0, [(8.5, 4.1)], 10.0),  # due at 12.6
-        (1, 4.0, [(6.0, 4.0)], 11.0),  # due now: it gains 1, and is late by a quarter of 4 at most
-        (1, 4.0, [(5.5, 4.0)], 10.5),  # late by 0.5
-        (1, 4.0, [(5.0, 4.0)], 10.0),  # late by that quarter
-        (1, 0.1, [(9.7, 0.1)], 10.05),  # late by 0.2, and by a quarter of an inference at most
-        (1, 4.0, [(7.0, 4.2)], 12.25),  # once they are together one waits for 0.2: 0.8 - 0.2
-        (1, 4.0, [(7.0, 3.8)], 11.75),
-        (1, 4.0, [(9.4, 1.0)], 10.65),  # 0.6 - 0.4
-        (1, 4.0, [(9.6, 1.0)], 10.0),  # 0.4 - 0.6
-        (2, 4.0, [(9.4, 1.0)], 10.0),  # 0.6 - 2 * 0.4
-        (2, 4.0, [(9.45, 1.0), (9.4, 1.0)], 10.7),  # 2 * 0.55 - 2 * 0.45
-        (1, 4.0, [(5.0, 4.0), (9.4, 1.0)], 10.65),  # the first is no longer expected
-        (1, 4.0, [(9.4, 1.0), (9.65, 1.0)], 10.65),  # with the second it would be 2 * 0.35 - 0.65
-        (1, 4.0, [(9.0, math.inf), (math.inf, 4.0), (math.inf, math.inf)], 10.0),
-        (1, math.inf, [(9.4, 1.0), (9.0, math.inf)], 10.65),
-        (1, 4.0, [], 10.0),
+        ([4], [(8.4, 4, 4)], 12.5),  # the first of the ready has waited since 9.5: until 12.5 at most
+        ([4], [(8.5, 4.1, 4.1)], 10.0),  # due at 12.6
+        ([4], [(6, 4, 4)], 11.0),  # due now: it gains 1, and is late by a quarter of 4 at most
+        ([4], [(5.5, 4, 4)], 10.5),  # late by 0.5
+        ([4], [(5, 4, 4)], 10.0),  # late by that quarter
+        ([0.1], [(9.7, 0.1, 0.1)], 10.05),  # late by 0.2, and by a quarter of an inference at most
+        ([4], [(7, 4.2, 4.2)], 12.25),  # once they are together one waits for 0.2: 0.8 / 5.2 - 0.2 / 5
+        ([4], [(7, 3.8, 3.8)], 11.75),
+        ([4], [(9.4, 1, 1)], 10.65),  # 0.6 / 2 - 0.4 / 5
+        ([4], [(9.8, 1, 1)], 10.0),  # 0.2 / 2 - 0.8 / 5
+        ([4, 4], [(9.4, 1, 1)], 10.65),  # 0.6 / 2 - 2 * 0.4 / 5
+        ([4, 4], [(9.6, 1, 1)], 10.0),  # 0.4 / 2 - 2 * 0.6 / 5
+        ([4, 4], [(9.6, 1, 1), (9.6, 1, 1)], 10.85),  # 2 * 0.4 / 2 - 2 * 0.6 / 5
+        ([4, 1], [(9.4, 1, 1)], 10.65),  # 0.6 / 2 - 0.4 / 5 - 0.4 / 2
+        ([4, 0.2], [(9.4, 1, 1)], 10.0),  # 0.6 / 2 - 0.4 / 5 - 0.4 / 1.2
+        ([1], [(6.2, 4, 4)], 11.2),  # 0.8 / 5 - 0.2 / 2
+        ([1], [(6.3, 4, 4)], 10.0),  # 0.7 / 5 - 0.3 / 2
+        ([4], [(9, 1.4, 4)], 10.75),  # asked for something else than a chunk: 0.6 / 5 - 0.4 / 5
+        ([4], [(9, 1.4, 9)], 10.0),  # 0.6 / 10 - 0.4 / 5
+        ([4], [(5, 4, 4), (9.4, 1, 1)], 10.65),  # the first is no longer expected
+        ([4], [(9.4, 1, 1), (9.7, 1, 1)], 10.65),  # with the second it would be 2 * 0.3 / 2 - 0.7 / 5
+        ([4], [(9, math.inf, 4), (math.inf, 4, 4), (math.inf, math.inf, 0)], 10.0),
+        ([0], [(9.4, 1, 1)], 10.0),  # as if a chunk took no time: 0.6 / 2 - 0.4
+        ([0], [(9.1, 1, 1), (9, math.inf, 0)], 10.35),  # 0.9 / 2 - 0.1
+        ([4], [], 10.0),
     ],
 )
-def test_a_batch_waits_for_those_that_gain_more(ready: int, took: float, expected: Any, until: float) -> None:
+def test_a_batch_waits_for_those_that_gain_more(ready: Any, expected: Any, until: float) -> None:
     """At 10 s by the clock, with an inference of 1 s."""
-    assert waits_until(10.0, 9.5, ready, took, expected, 1.0) == pytest.approx(until)
-    assert waits_until(10.0, 9.5, ready, took, expected, math.inf) == 10.0, "it is not known how long one takes"
+    assert waits_until(10.0, 9.5, ready, expected, 1.0) == pytest.approx(until)
+    assert waits_until(10.0, 9.5, ready, expected, math.inf) == 10.0, "it is not known how long one takes"
 
 
 def test_chunks_are_cut_and_rollouts_end_where_it_is_said() -> None:
