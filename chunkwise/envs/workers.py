@@ -15,12 +15,14 @@ import math
 import multiprocessing
 import numbers
 import os
+import pickle
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -161,7 +163,7 @@ class ProcessWorkers:
           name: Of the environment, for errors.
           every_frame: Whether each action's observation is answered.
           silence: Seconds after which a worker that does not answer counts as dead.
-          wake: A pipe; while something is to be read from it, a wait for answers ends with a TimeoutError.
+          wake: A connection; while something is to be read from it, a wait for answers ends with a TimeoutError.
         """
         self.count, self.every_frame, self.silence = count, every_frame, silence
         self.parallel = min(count, len(cores()))
@@ -174,15 +176,29 @@ class ProcessWorkers:
         self._asked = [0.0] * count
 
     def submit(self, slot: int, request: Request) -> None:
+        self.pass_on(slot, ForkingPickler.dumps(request))
+
+    def pass_on(self, slot: int, pickled: Any) -> None:
+        """Asks a slot for something, by its pickle; as `submit`."""
         if self._pipes[slot] is None:
             self._begin(slot)
         self._asked[slot] = time.monotonic()
         with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is received
-            self._pipes[slot].send(request)
+            self._pipes[slot].send_bytes(pickled)
 
     def receive(
         self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
     ) -> tuple[int, Start | Stretch]:
+        slot, pickled = self.receive_pickled(slots, stopping, within=within)
+        answer = pickle.loads(pickled)
+        if isinstance(answer, RunError):
+            raise answer
+        return slot, answer
+
+    def receive_pickled(
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
+    ) -> tuple[int, bytes]:
+        """Waits for an answer, as `receive`, and leaves it as it came: the pickle of a Start, Stretch or RunError."""
         until = time.monotonic() + within
         while True:
             for slot in slots:
@@ -212,15 +228,12 @@ class ProcessWorkers:
         for slot in range(self.count):
             self._end(slot)
 
-    def _read(self, slot: int) -> Start | Stretch:
+    def _read(self, slot: int) -> bytes:
         try:
-            answer = self._pipes[slot].recv()
+            return self._pipes[slot].recv_bytes()
         except (EOFError, OSError) as error:
             self._end(slot)
             raise WorkerDiedError(slot) from error
-        if isinstance(answer, RunError):
-            raise answer
-        return answer
 
     def _begin(self, slot: int) -> None:
         ours, theirs = self._context.Pipe()

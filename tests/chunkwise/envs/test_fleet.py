@@ -3,6 +3,9 @@
 import contextlib
 import functools
 import importlib
+import pickle
+import queue
+import struct
 import subprocess
 import sys
 import threading
@@ -16,9 +19,9 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import FleetConfig
-from chunkwise.distributed.connections import connect
+from chunkwise.distributed.connections import connect, hang_up
 from chunkwise.envs.environment import EnvSpec
-from chunkwise.envs.fleet import Answer, NodeWorkers, make_workers
+from chunkwise.envs.fleet import Answer, NodeWorkers, _read, make_workers
 from chunkwise.envs.workers import ProcessWorkers, Request, Reset, Run, Start, Stretch
 from chunkwise.errors import RunError
 from tests.chunkwise.envs.countdown import Countdown, Waits
@@ -44,15 +47,15 @@ class Node:
         return self.connection
 
     def ask(self, *requests: tuple[int, Request]) -> None:
-        for request in requests:
-            self.connection.send(request)
+        for slot, request in requests:
+            self.connection.send_bytes(struct.pack("!i", slot) + pickle.dumps(request))
 
     def answers(self, count: int) -> dict[int, Answer]:
         found: dict[int, Answer] = {}
         while len(found) < count:
             assert self.connection.poll(SOON), f"expected {count} answers, found those of slots {list(found)}"
-            said = self.connection.recv()
-            found |= {} if said is None else dict([said])
+            if said := self.connection.recv_bytes():
+                found[struct.unpack("!i", said[:4])[0]] = pickle.loads(said[4:]) if said[4:] else None
         return found
 
     def end(self) -> None:
@@ -115,7 +118,7 @@ def test_it_says_that_it_is_there_while_it_is_waited_for_alone(node: Callable[..
     served.ask((0, Run(ACTIONS)))
     for _ in range(3):
         assert connection.poll(SOON), "it would seem to be gone"
-        assert connection.recv() is None
+        assert connection.recv_bytes() == b""
     (tmp_path / "mark").touch()
     assert isinstance(served.answers(1)[0], Stretch)
 
@@ -130,17 +133,23 @@ def test_errors_come_as_answers(node: Callable[..., Node]) -> None:
 
 
 def test_neither_side_waits_for_the_other_to_read(node: Callable[..., Node]) -> None:
-    """Requests and answers of 24 MB each, of which more are asked before the first is read."""
+    """Requests and answers of 24 MB each, of which more are asked while the first answer is on its way."""
     served = node()
     served.connect()
     served.ask((0, Reset(2)), (1, Reset(2)), (2, Reset(2)))
     assert len(served.answers(3)) == 3
     large = np.ones((1, 6_000_000), np.float32)
     served.ask((0, Run(large)))
-    time.sleep(1.0)  # so that its answer is under way
+    assert served.connection.poll(SOON), "its answer is under way"
+    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    asked: Any = None
+    reader = threading.Thread(target=_read, args=(asked, served.connection, said), daemon=True)
+    reader.start()  # as of RayWorkers
     served.ask((1, Run(large)), (2, Run(large)))
-    found = served.answers(3)
-    assert [len(answer.actions[0]) for answer in found.values() if isinstance(answer, Stretch)] == [6_000_000] * 3
+    found = dict(said.get(timeout=SOON)[1] for _ in range(3))
+    assert [len(found[slot].actions[0]) for slot in range(3)] == [6_000_000] * 3
+    hang_up(served.connection)
+    reader.join(SOON)
 
 
 def test_without_an_address_there_is_no_ray() -> None:

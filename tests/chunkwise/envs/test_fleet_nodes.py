@@ -79,8 +79,13 @@ class Body(NodeWorkers):
 
     def talk(self, connection: Connection) -> None:
         while True:
-            slot, _ = connection.recv()
-            connection.send((slot, Start({"state": np.zeros(3, np.float32)}, "x")))
+            connection.send_bytes(message(connection.recv_bytes()))
+
+
+def message(request: bytes, answer: Any = None) -> bytes:
+    """That a node answers with, to the slot of a request; by default with a Start."""
+    answer = answer or Start({"state": np.zeros(3, np.float32)}, "x")
+    return request[:4] + bytes(ForkingPickler.dumps(answer))
 
 
 class Ray(types.ModuleType):
@@ -190,20 +195,20 @@ class Stalls(Body):
     """Stops in the middle of a message, after the other node has begun to think."""
 
     def talk(self, connection: Connection) -> None:
-        connection.recv()
+        connection.recv_bytes()
         time.sleep(0.2)
         os.write(connection.fileno(), b"\0\0\0\x63half")
-        connection.recv()
+        connection.recv_bytes()
 
 
 class Thinks(Body):
     """Does not answer, and says that it is there."""
 
     def talk(self, connection: Connection) -> None:
-        connection.recv()
+        connection.recv_bytes()
         while True:
             time.sleep(0.2)
-            connection.send(None)
+            connection.send_bytes(b"")
 
 
 def test_what_was_said_while_another_stalled_is_no_silence(
@@ -222,10 +227,10 @@ class Pair(Body):
 
     def talk(self, connection: Connection) -> None:
         for seconds in (0.0, 0.3, 1.2):
-            slot, _ = connection.recv()
+            request = connection.recv_bytes()
             time.sleep(seconds)
-            connection.send((slot, Start({"state": np.zeros(3, np.float32)}, "x")))
-        connection.recv()
+            connection.send_bytes(message(request))
+        connection.recv_bytes()
 
 
 def test_what_came_while_the_policy_acted_is_no_silence(workers: Callable[..., RayWorkers]) -> None:
@@ -255,13 +260,12 @@ def test_a_message_that_comes_in_slowly_holds_up_no_other_node(workers: Callable
         """The end of its answer is on its way until the other node has answered often."""
 
         def talk(self, connection: Connection) -> None:
-            slot, _ = connection.recv()
-            message = ForkingPickler.dumps((slot, Start({"state": np.ones(3, np.float32)}, "late")))
-            whole = struct.pack("!i", len(message)) + bytes(message)
+            said = message(connection.recv_bytes(), Start({"state": np.ones(3, np.float32)}, "late"))
+            whole = struct.pack("!i", len(said)) + said
             os.write(connection.fileno(), whole[:20])
             assert others.wait(10.0), "the other node was held up"
             os.write(connection.fileno(), whole[20:])
-            connection.recv()
+            connection.recv_bytes()
 
     nodes = workers(Body, Slow)
     for _ in range(20):
@@ -331,9 +335,8 @@ class Foreign:
 
 class Alien(Body):
     def talk(self, connection: Connection) -> None:
-        slot, _ = connection.recv()
-        connection.send((slot, Foreign()))
-        connection.recv()
+        connection.send_bytes(message(connection.recv_bytes(), Foreign()))
+        connection.recv_bytes()
 
 
 def test_an_answer_that_cannot_be_read_here_is_told(workers: Callable[..., RayWorkers]) -> None:
@@ -344,7 +347,7 @@ def test_an_answer_that_cannot_be_read_here_is_told(workers: Callable[..., RayWo
 def test_what_an_actor_raises_is_told_with_its_address(workers: Callable[..., RayWorkers]) -> None:
     class Broken(Body):
         def talk(self, connection: Connection) -> None:
-            connection.recv()
+            connection.recv_bytes()
             connection.close()
             raise ZeroDivisionError("in the actor")
 
