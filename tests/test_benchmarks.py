@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import benchmarks.__main__ as again
-from benchmarks import hosts
+from benchmarks import hosts, slow_worker
 
 ROOT = Path(__file__).parents[1]
 ROW = {"name": "pool", "find": r"^ *32 .* ([\d.]+)$", "ratio": 40.0}
@@ -67,6 +67,24 @@ def test_only_what_is_asked_for_is_run(capsys: pytest.CaptureFixture[str]):
     said = capsys.readouterr().out
     assert "not measured: name its peer by --lerobot" in said
     assert "0 of 4 fell or are missing" in said
+
+
+@pytest.mark.parametrize(
+    ("answers", "inference", "chunks", "seconds"),
+    [
+        # The fast one has two batches while the slow one has one, with the first of them: 2 * (0.45 + 2.2).
+        ((0.45, 1.8), 2.2, 3, 5.3),
+        # The fast one's begin at 0, 1.05, 2.1, 3.3, 4.35, the slow one's at 0 with it and at 2.7 alone.
+        ((0.45, 1.8), 0.6, 7, 5.4),
+        ((1.0, 1.0), 3.0, 2, 4.0),  # always together
+        ((0.5, 0.5 + 1e-9), 0.0, 2, 0.5),
+    ],
+)
+def test_no_order_of_batches_reaches_more_than_is_counted_by_hand(
+    answers: tuple[float, float], inference: float, chunks: int, seconds: float
+):
+    ideal = sum(1 / (answer + inference) for answer in answers)
+    assert slow_worker.best_share(answers, inference) == pytest.approx(chunks / seconds / ideal, abs=0.006)
 
 
 @pytest.mark.long
