@@ -1,5 +1,6 @@
 """Errors whose message is meant for the person who runs the program, each with its exit code."""
 
+import signal
 from typing import Any
 
 from chunkwise.printable import printable
@@ -11,6 +12,18 @@ UNREAD = 141
 def one_line(error: BaseException) -> str:
     """Returns what an exception says, without line breaks; its type, if it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def exit_reason(code: int | None) -> str:
+    """Returns how a process ended, by its exit code as Python has it: negative for a signal, None where unknown."""
+    if code is None:
+        return "its connection ended"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # of real time, all but the first and the last have no name
+        return f"killed by signal {-code}"
 
 
 class StopRequested(BaseException):

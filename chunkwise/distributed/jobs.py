@@ -22,7 +22,7 @@ from typing import Any
 from chunkwise import errors
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.distributed.ray_cluster import connected
-from chunkwise.errors import ConfigError, RunError, StorageError, one_line
+from chunkwise.errors import ConfigError, RunError, StorageError, exit_reason, one_line
 
 MAX_DEATHS = 3
 """Workers that one job may cost before all ends."""
@@ -146,7 +146,7 @@ def _in_processes(
                     answer, failure = pipe.recv()
                 except (EOFError, OSError) as error:
                     worker.join()
-                    if (given := deaths.count(number, _exit_reason(worker.exitcode), error)) is None:
+                    if (given := deaths.count(number, _said_above(worker.exitcode), error)) is None:
                         begin(number)
                         continue
                     if (following := next(waiting, None)) is not None:
@@ -296,7 +296,5 @@ def _portable(error: RunError) -> RunError:
     return kind(*error.args)
 
 
-def _exit_reason(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}, its message is above"
+def _said_above(code: int | None) -> str:
+    return f"{exit_reason(code)}{', its message is above' * (code is not None and code >= 0)}"

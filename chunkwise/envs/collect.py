@@ -355,10 +355,11 @@ class Collector:
                 slot.deaths += 1
                 if slot.deaths >= MAX_DEATHS:
                     raise RunError(
-                        f"{slot.job.path}: {slot.deaths} workers died in this rollout (seed {slot.job.seed}); is there "
-                        f"enough memory for num_envs {self.workers.count}?"
+                        f"{slot.job.path}: {slot.deaths} workers died in this rollout (seed {slot.job.seed}), the "
+                        f"last: {error.why}. Has it printed why? Is there enough memory for num_envs "
+                        f"{self.workers.count}?"
                     ) from error
-                print(f"\nan environment worker died; {slot.job.path.stem} is played again", flush=True)
+                print(f"\nan environment worker died ({error.why}); {slot.job.path.stem} is played again", flush=True)
                 slot.notes = []
                 slot.plan, slot.frames, slot.stretches = Plan(self._execution), [], []
                 self._reset(error.slot, slot.job)

@@ -7,7 +7,7 @@ Where a worker dies or is silent, an actor is killed, a node is gone or frozen, 
 as with a process that dies; their slots go to the other nodes, which do not wait for it.
 
 A message to a node is a slot's number and the pickle of a request; one from a node, a slot's number and the pickle of
-its answer, the number alone where its worker is gone, or nothing, which says that the node is there.
+its answer, or nothing, which says that the node is there.
 """
 
 import concurrent.futures
@@ -54,11 +54,12 @@ SECOND_LOOK = 0.5
 RAISED = 2.0
 """Seconds that an actor's error may come later than the end of its connection."""
 
+GONE = "its node is gone"
 SLOT = struct.Struct("!i")
 """A slot's number, as a message begins."""
 
-Answer = Start | Stretch | RunError | None
-"""None: the worker is gone."""
+Answer = Start | Stretch | RunError | str
+"""Text: what became of the worker, which is gone."""
 
 
 def make_workers(fleet: FleetConfig, opener: Opener, count: int, *, name: str, every_frame: bool = True) -> Workers:
@@ -142,7 +143,7 @@ class NodeWorkers:
                     connection.send_bytes(b"")
                 continue  # or more is asked for
             except WorkerDiedError as error:
-                slot, answer = error.slot, b""
+                slot, answer = error.slot, pickle.dumps(error.why)
             del asked[slot]
             beat = time.monotonic() + self._beat
             connection.send_bytes(SLOT.pack(slot) + answer)
@@ -203,7 +204,7 @@ class RayWorkers:
     def submit(self, slot: int, request: Request) -> None:
         self._answers.pop(slot, None)
         if slot not in self._node_of and isinstance(request, Run):
-            self._answers[slot] = None  # its node went while the policy was asked, and the episode with it
+            self._answers[slot] = GONE  # while the policy was asked, and the episode with it
             return
         node = self._node_of[slot] if slot in self._node_of else self._place(slot)
         if not node.waiting:
@@ -223,8 +224,8 @@ class RayWorkers:
                 if slot not in self._answers:
                     continue
                 answer = self._answers.pop(slot)
-                if answer is None:
-                    raise WorkerDiedError(slot)
+                if isinstance(answer, str):
+                    raise WorkerDiedError(slot, answer)
                 if isinstance(answer, RunError):
                     raise answer
                 return slot, answer
@@ -413,7 +414,7 @@ class RayWorkers:
         """Counts a node's environments as dead."""
         print(f"\nfleet: lost the environments on {node.address}: {why:.200}", flush=True)
         self._losses[node.id] += 1
-        self._answers |= dict.fromkeys(node.waiting)
+        self._answers |= dict.fromkeys(node.waiting, GONE)
         self._forget(node)
 
     def _forget(self, node: _Node) -> None:
@@ -453,7 +454,7 @@ def _message(said: bytes) -> tuple[int, Answer] | None:
     if not said:
         return None
     (slot,) = SLOT.unpack_from(said)
-    return slot, pickle.loads(memoryview(said)[SLOT.size :]) if len(said) > SLOT.size else None
+    return slot, pickle.loads(memoryview(said)[SLOT.size :])
 
 
 def _lines(error: Exception) -> list[str]:

@@ -7,7 +7,6 @@
 import collections
 import contextlib
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from jaxtyping import Float, Float32, Float64, UInt8
 
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.other_python_worker import BrokenMessageError, read, write
-from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError, exit_reason
 from chunkwise.files.npz import parse_npz
 from chunkwise.files.strict_json import parse_json
 
@@ -160,11 +159,11 @@ class OtherPythonEnv:
 
     def _died(self, error: BaseException) -> SimulatorDiedError:
         self.close()
-        code = self._process.returncode
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         odd = f": {error}" if isinstance(error, BrokenMessageError) else ""
         lines = [f"  {line}" for line in self._last]
-        return SimulatorDiedError(f"{self._name}: its process ended {how}{odd}", *lines)
+        return SimulatorDiedError(
+            f"{self._name}: its process ended ({exit_reason(self._process.returncode)}){odd}", *lines
+        )
 
     def _raised(self, found: dict[str, Any]) -> RunError:
         said = f"{found['error']}: {found['said']}" if found["said"] else found["error"]

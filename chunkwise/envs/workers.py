@@ -33,7 +33,7 @@ from chunkwise.distributed.cores import cores
 from chunkwise.envs.environment import Environment, Observation, Step, copies, executed, state_hash
 from chunkwise.envs.failures import LARGEST, Shapes, close_anyway, failure, require_finite
 from chunkwise.envs.other_python import SimulatorDiedError
-from chunkwise.errors import RunError, StopRequested
+from chunkwise.errors import RunError, StopRequested, exit_reason
 
 ASK_AGAIN = 1.0
 """Seconds between two questions whether the run is to stop, while no worker answers."""
@@ -41,6 +41,9 @@ ASK_AGAIN = 1.0
 Opener = Callable[..., Environment]
 """Makes an environment: the only one without an argument, that of a task with the task's name; pickled for a worker
 process."""
+GOING = 1.0
+"""Seconds in which a worker whose pipe has ended has an exit code."""
+
 OPEN = 12
 """Environments of different tasks that a slot keeps; for one more, the one that was reset longest ago is closed.
 One of Meta-World takes 25 MiB and 0.1 s to make."""
@@ -96,9 +99,10 @@ class Stretch:
 class WorkerDiedError(Exception):
     """A worker is gone, or hangs; what it was doing is lost, and its slot's next request starts a new one."""
 
-    def __init__(self, slot: int) -> None:
-        super().__init__(f"the worker of slot {slot}")
-        self.slot = slot
+    def __init__(self, slot: int, why: str) -> None:
+        """Takes the slot, and in words what became of its worker."""
+        super().__init__(f"the worker of slot {slot}: {why}")
+        self.slot, self.why = slot, why
 
 
 @runtime_checkable
@@ -203,14 +207,14 @@ class ProcessWorkers:
         while True:
             for slot in slots:
                 if self._pipes[slot] is None:
-                    raise WorkerDiedError(slot)
+                    raise WorkerDiedError(slot, "it was ended")
             pipes = [self._pipes[slot] for slot in slots]
             ready = wait([*pipes, *self._wakes], min(ASK_AGAIN, max(until - time.monotonic(), 0.0)))
             now = time.monotonic()
             for slot in slots:  # first: while the others answer, nobody would ask
                 if self._pipes[slot] not in ready and now - self._asked[slot] > self.silence:
                     self._end(slot)
-                    raise WorkerDiedError(slot)
+                    raise WorkerDiedError(slot, f"silent for {self.silence:g} s")
             for slot in slots:
                 if self._pipes[slot] in ready:
                     return slot, self._read(slot)
@@ -232,8 +236,12 @@ class ProcessWorkers:
         try:
             return self._pipes[slot].recv_bytes()
         except (EOFError, OSError) as error:
+            process = self._processes[slot]
+            assert process is not None
+            process.join(GOING)  # its pipe ends a moment before it does
+            code = process.exitcode
             self._end(slot)
-            raise WorkerDiedError(slot) from error
+            raise WorkerDiedError(slot, exit_reason(code)) from error
 
     def _begin(self, slot: int) -> None:
         ours, theirs = self._context.Pipe()

@@ -39,7 +39,7 @@ from chunkwise.distributed import stopping
 from chunkwise.distributed.cores import cores
 from chunkwise.distributed.jobs import do_all
 from chunkwise.distributed.ray_cluster import add_flag
-from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested, one_line
+from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested, exit_reason, one_line
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.place import prepare_place, require_no_pattern, told_place
 from chunkwise.printable import say
@@ -220,7 +220,7 @@ def _call(processes: Processes, words: Sequence[str], log: Path, name: str) -> s
     more = itertools.takewhile(lambda line: line.startswith("  "), lines[first + 1 :])  # such as which files differ
     said = " ".join([*lines[max(first, 0) : first + 1], *(line.strip() for line in more)][:MOST_LINES])
     if code < 0 and not errors:
-        said = f"killed by {signal.Signals(-code).name}{', perhaps for want of memory' * (code == -signal.SIGKILL)}"
+        said = f"{exit_reason(code)}{', perhaps for want of memory' * (code == -signal.SIGKILL)}"
     why = f"ended with {code}: {said}"
     say(f"{name}: {why} (all of it in {log})", error=True)
     return why

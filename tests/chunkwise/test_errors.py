@@ -1,8 +1,22 @@
-"""chunkwise/errors.py: what a mismatch lists."""
+"""chunkwise/errors.py: what a mismatch lists, and how a process ended."""
 
 import pytest
 
-from chunkwise.errors import MismatchError, require_equal
+from chunkwise.errors import MismatchError, exit_reason, require_equal
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (0, "exit code 0"),
+        (70, "exit code 70"),
+        (-9, "killed by SIGKILL"),
+        (-40, "killed by signal 40"),
+        (None, "its connection ended"),
+    ],
+)
+def test_how_a_process_ended_is_said(code: int | None, said: str):
+    assert exit_reason(code) == said
 
 
 @pytest.mark.parametrize(

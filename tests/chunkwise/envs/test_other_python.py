@@ -154,7 +154,7 @@ def test_a_death_is_named_and_costs_a_rollout_that_is_played_again(
     spec: EnvSpec, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     env = environment.make(spec, "deadly")
-    with pytest.raises(SimulatorDiedError, match=r"theirs:Env in .*python: its process ended by SIGKILL"):
+    with pytest.raises(SimulatorDiedError, match=r"theirs:Env in .*python: its process ended \(killed by SIGKILL\)"):
         env.reset(0)
     (tmp_path / "died").unlink()
     workers = ProcessWorkers(functools.partial(environment.make, spec), 1, name="theirs")
@@ -166,7 +166,7 @@ def test_a_death_is_named_and_costs_a_rollout_that_is_played_again(
     finally:
         collector.close()
     assert (lengths, collector.deaths) == ([3, 3], 1)
-    assert "its process ended by SIGKILL" in capfd.readouterr().err
+    assert "its process ended (killed by SIGKILL)" in capfd.readouterr().err
 
 
 class Narrow(Drawn):
@@ -209,7 +209,7 @@ def test_an_interpreter_that_cannot_is_named_with_what_to_change(
     odd = script(tmp_path / "odd", "#!/bin/sh\necho something else\n")
     refused("expected an interpreter of Python 3.8 or newer.*\n.*expected the begin of a message", python=odd)
     silent = script(tmp_path / "silent", "#!/bin/sh\necho 'no, thanks' >&2\nexit 3\n")
-    refused("expected an interpreter of Python 3.8 or newer(.|\n)*exit code 3\n  no, thanks", python=silent)
+    refused("expected an interpreter of Python 3.8 or newer(.|\n)*exit code 3[)]\n  no, thanks", python=silent)
     old = f'#!/bin/sh\nexec {bare} -c "import sys; sys.version_info = (3, 7, 0); exec(sys.argv[1])" "$2" "$3"\n'
     refused("(.|\n)*Python 3.7 is too old", python=script(tmp_path / "old", old))
     refused("No module named 'nothing'. Install what is missing there", suite="nothing:Env")

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -269,10 +270,17 @@ def test_a_dead_process_is_named_by_its_slot_and_replaced() -> None:
     workers.submit(1, Reset(4))
     with pytest.raises(WorkerDiedError) as died:
         workers.receive([1])
-    assert died.value.slot == 1
+    assert (died.value.slot, died.value.why) == (1, "exit code 1")
     assert workers.pid(1) is None
     workers.submit(1, Reset(3))
     assert workers.receive([1])[0] == 1
+    pid = workers.pid(1)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    workers.silence = 0.1
+    workers.submit(1, Reset(2))
+    with pytest.raises(WorkerDiedError, match=r"slot 1: silent for 0\.1 s"):
+        workers.receive([1])
     workers.close()
 
 
