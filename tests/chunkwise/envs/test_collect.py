@@ -185,6 +185,15 @@ def test_a_batch_does_not_wait_for_many_that_keep_no_core_busy(monkeypatch: pyte
         assert ended[slot] < 3 * (1 + 0.1 * slot) + 0.2
 
 
+def test_a_batch_has_no_more_rows_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four environments that answer at the same time."""
+    workers = Cores(4, 4, lambda slot: 0.1, busy=False)
+    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
+    actor = Takes(workers)
+    play(workers, jobs([1] * 4), actor, rows=3)
+    assert {len(draws) for _, draws in actor.calls} == {3}
+
+
 def test_a_batch_does_not_wait_for_one_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two environments on two cores one takes 1 s, the other 10 s a chunk: each goes on by itself."""
     workers = Cores(2, 2, lambda slot: 10.0 if slot else 1.0)
@@ -264,7 +273,8 @@ def test_a_batch_waits_shortly_for_one_that_was_fast_and_hangs(monkeypatch: pyte
         ([1], [(6.3, 4, 4)], 10.0),  # 0.7 / 5 - 0.3 / 2
         ([4], [(9, 1.4, 4)], 10.75),  # asked for something else than a chunk: 0.6 / 5 - 0.4 / 5
         ([4], [(9, 1.4, 9)], 10.0),  # 0.6 / 10 - 0.4 / 5
-        ([4], [(5, 4, 4), (9.4, 1, 1)], 10.65),  # the first is no longer expected
+        ([4], [(3, 4, 4)], 10.0),  # by more
+        ([4], [(5, 4, 4), (9.6, 1, 1)], 10.85),  # the first is no longer expected: 0.4 / 2 - 0.6 / 5
         ([4], [(9.4, 1, 1), (9.7, 1, 1)], 10.65),  # with the second it would be 2 * 0.3 / 2 - 0.7 / 5
         ([4], [(9, math.inf, 4), (math.inf, 4, 4), (math.inf, math.inf, 0)], 10.0),
         ([0], [(9.4, 1, 1)], 10.0),  # as if a chunk took no time: 0.6 / 2 - 0.4
