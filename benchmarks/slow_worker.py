@@ -156,15 +156,16 @@ def workers_of(kind: str, opener: Any, count: int) -> Workers:
     return make_workers(FleetConfig(address="local" if kind == "ray" else None), opener, count, name="waiting")
 
 
-def best_share(answers: Sequence[float], inference: float) -> float:
+def best_share(answers: Sequence[float], inference: float, rows: int = 2) -> float:
     """Returns how much of the ideal any order of batches reaches, for two workers and a policy.
 
-    It infers for either or for both, and all times are fixed. Found by value iteration over what is left of either's
-    answer, in 300ths of the three times: exact to about 0.005.
+    It infers for either, or with two rows for both, and all times are fixed. Found by value iteration over what is left
+    of either's answer, in 300ths of the three times: exact to about 0.005.
 
     Args:
       answers: Seconds of an answer of each.
-      inference: Seconds of a batch of one or two.
+      inference: Seconds of a batch.
+      rows: Of a batch; 1 or 2.
     """
     tick = (sum(answers) + inference) / 300
     first, second, infer = (round(seconds / tick) for seconds in (*answers, inference))
@@ -180,7 +181,8 @@ def best_share(answers: Sequence[float], inference: float) -> float:
             best = value[waited] - price * wait
             best[0] = np.maximum(best[0], 1 - price * infer + value[first, np.maximum(other[0] - infer, 0)])
             best[:, 0] = np.maximum(best[:, 0], 1 - price * infer + value[np.maximum(left[:, 0] - infer, 0), second])
-            best[0, 0] = max(best[0, 0], 2 - price * infer + value[first, second])
+            if rows > 1:
+                best[0, 0] = max(best[0, 0], 2 - price * infer + value[first, second])
             half = best[0, 0] if number == 749 else half
             value = best
         return value[0, 0] - half
@@ -258,7 +260,8 @@ def main() -> None:
                     alone.append(measure(functools.partial(opener, slower, place), 1, single, infer, actions))
                 if count == 2:
                     took = statistics.mean(seconds for _, seconds in alone)
-                    best[kind].append(best_share([CHUNK / steps - took for steps, _ in alone], took))
+                    answers = [max(CHUNK / steps - took, 0.0) for steps, _ in alone]
+                    best[kind].append(best_share(answers, took, arguments.rows or 1))
                 (place := Path(folder) / "all").mkdir()
                 total = arguments.rollouts * count
                 rates[kind].append(measure(functools.partial(opener, SLOWER, place), count, total, infer, actions)[0])

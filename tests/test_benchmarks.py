@@ -87,6 +87,12 @@ def test_no_order_of_batches_reaches_more_than_is_counted_by_hand(
     assert slow_worker.best_share(answers, inference) == pytest.approx(chunks / seconds / ideal, abs=0.006)
 
 
+def test_with_one_row_the_policy_is_the_limit():
+    """Answers at once and after 3 ms, inferences of 25 ms: 1 / 25 of 1 / 25 + 1 / 28."""
+    found = slow_worker.best_share((0.0, 0.003), 0.025, rows=1)
+    assert found == pytest.approx((1 / 25) / (1 / 25 + 1 / 28), abs=0.006)
+
+
 @pytest.mark.long
 def test_the_collector_is_timed_with_its_own_workers():
     """On the simulated point, small: the program wraps calls of the collector, and runs through."""

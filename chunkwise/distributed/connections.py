@@ -30,7 +30,7 @@ def connect(host: str, port: int, key: bytes) -> Connection:
     """Connects to whoever listens. Raises OSError, EOFError or AuthenticationError where they do not know the key."""
     connection = _made(socket.create_connection((host, port), timeout=REACHED))
     try:
-        _limit(connection, REACHED)
+        limit(connection, REACHED)
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
     except BaseException as error:
@@ -46,10 +46,10 @@ def accept(listener: socket.socket, key: bytes) -> Connection:
     while True:
         connection = _made(listener.accept()[0])
         try:
-            _limit(connection, STRANGER)
+            limit(connection, STRANGER)
             deliver_challenge(connection, key)
             answer_challenge(connection, key)
-            _limit(connection, 0)
+            limit(connection, 0)
         except (OSError, EOFError, AuthenticationError, AssertionError):
             connection.close()
         else:
@@ -67,7 +67,7 @@ def _made(found: socket.socket) -> Connection:
     return Connection(found.detach())
 
 
-def _limit(connection: Connection, seconds: float) -> None:
+def limit(connection: Connection, seconds: float) -> None:
     """Has a read or write of a connection that gets no further fail after so many seconds; 0: never."""
     interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with socket.socket(fileno=os.dup(connection.fileno())) as found:

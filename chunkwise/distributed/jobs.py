@@ -201,7 +201,7 @@ class _Worker:
             self._worker = self._worker or self._opener()
             return self._worker(number), None
         except RunError as error:
-            return None, _portable(error)
+            return None, portable(error)
         except OSError as error:
             return None, StorageError(f"{self._name} {number} could not be written: {error}")
         except Exception as error:
@@ -290,7 +290,7 @@ class _Deaths:
         ) from error
 
 
-def _portable(error: RunError) -> RunError:
+def portable(error: RunError) -> RunError:
     """An error of its class, or of the nearest above it, that any process can make again from its lines."""
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     return kind(*error.args)

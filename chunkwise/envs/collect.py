@@ -158,31 +158,43 @@ class _Slot:
 
 
 def waits_until(
-    now: float, since: float, ready: Sequence[float], expected: Sequence[tuple[float, float, float]], inference: float
+    now: float,
+    since: float,
+    ready: Sequence[float],
+    room: int,
+    expected: Sequence[tuple[float, float, float]],
+    inference: float,
 ) -> float:
     """Returns when a batch goes that waits for others as long as they gain more by it than it loses; now, if for none.
 
     One that comes while the batch is inferred waits to its end; so of more, expected within t, each gains
     inference - t, and each of the ready loses t. A second is worth the chunks that an environment plays in one, each
-    in its own time and an inference: what is fast seldom waits for what is slow. What takes as long as the ready stays
-    with them once they are together, so that t is no more than how much longer or shorter it takes.
+    in its own time and an inference: what is fast seldom waits for what is slow. Two that are alone stay together once
+    they are, so that t is no more than how much longer one of them takes. Among more the batches mix them anew.
 
     Args:
       now: By the clock, as all times.
       since: When the first of the ready began to wait; those due after MEETING inferences from then do not count.
       ready: Of each that waits how many seconds a chunk takes it, 0 if that is unknown; the first's first.
+      room: How many more the batch takes.
       expected: Of each that is awaited when it was asked, how many seconds what it was asked took it before, infinite
         if that is unknown, and how many a chunk takes it.
       inference: Seconds of one.
     """
     until, most, gaining, limit = now, 0.0, 0.0, since + MEETING * inference
     losing = sum(1 / (chunk + inference) for chunk in ready)
+    pair = len(ready) == len(expected) == 1
     for due, its, chunk in sorted((at + its, its, chunk) for at, its, chunk in expected):
         slack = SLACK * max(its, inference)
         if due + slack <= now or not due <= limit < math.inf:  # it hangs, or comes too late
             continue
+        if not room:
+            break
+        room -= 1
         gaining += 1 / (chunk + inference)
-        away = min(max(due - now, 0.0), abs(its - ready[0]))
+        away = max(due - now, 0.0)
+        if pair:
+            away = min(away, max(abs(its - ready[0]), abs(chunk - ready[0])))
         if (gained := gaining * (inference - away) - losing * away) > most:
             most, until = gained, min(due + slack, limit)
     return until
@@ -324,7 +336,8 @@ class Collector:
             return since + median(self._seconds)
         expected = [(self._asked_at[i], self._expected[i], self._took.get((i, Run), 0.0)) for i in asked]
         chunks = [self._took.get((i, Run), 0.0) for i in ready]
-        return waits_until(time.monotonic(), since, chunks, expected, self._fastest)
+        room = self.rows - len(ready)
+        return waits_until(time.monotonic(), since, chunks, room, expected, self._fastest)
 
     def _begin(self, slot: int, job: Job) -> _Slot:
         self._reset(slot, job)

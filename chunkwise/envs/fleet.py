@@ -368,11 +368,11 @@ class RayWorkers:
         if self._nodes.get(node.id) is not node:
             return  # it is lost, and another one may bear its name
         node.heard = time.monotonic()  # when it is taken: since it was said, the node may have owed nothing
-        if isinstance(said, EOFError | OSError):
-            self._gone(node, said)
-        elif isinstance(said, Exception):
+        if isinstance(said, RunError):
             self._forget(node)
-            raise failure(f"what the environments on {node.address} answered cannot be read here", said) from said
+            raise said
+        if isinstance(said, Exception):
+            self._gone(node, said)
         elif said is not None:
             slot, answer = said
             node.waiting.discard(slot)
@@ -443,18 +443,23 @@ def _read(node: _Node, connection: Connection, said: Any) -> None:
     while not isinstance(message, Exception):
         try:
             connection.poll(None)  # without a limit: while a policy trains nodes say nothing for minutes
-            message = _message(connection.recv_bytes())  # one that has begun goes on within REACHED
-        except Exception as error:  # also of another version of numpy, for example
+            found = connection.recv_bytes()  # one that has begun goes on within REACHED
+        except Exception as error:
             message = error
+        else:
+            message = _message(node, found)
         said.put((node, message))
 
 
-def _message(said: bytes) -> tuple[int, Answer] | None:
-    """What a node said: a slot and its answer; None: that it is there."""
+def _message(node: _Node, said: bytes) -> tuple[int, Answer] | RunError | None:
+    """What a node said: a slot and its answer; that it cannot be read; None: that the node is there."""
     if not said:
         return None
-    (slot,) = SLOT.unpack_from(said)
-    return slot, pickle.loads(memoryview(said)[SLOT.size :])
+    try:
+        (slot,) = SLOT.unpack_from(said)
+        return slot, pickle.loads(memoryview(said)[SLOT.size :])
+    except Exception as error:  # of another version of numpy, for example, or whatever its classes raise
+        return failure(f"what the environments on {node.address} answered cannot be read here", error)
 
 
 def _lines(error: Exception) -> list[str]:

@@ -29,7 +29,9 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.distributed.connections import REACHED, limit
 from chunkwise.distributed.cores import cores
+from chunkwise.distributed.jobs import portable
 from chunkwise.envs.environment import Environment, Observation, Step, copies, executed, state_hash
 from chunkwise.envs.failures import LARGEST, Shapes, close_anyway, failure, require_finite
 from chunkwise.envs.other_python import SimulatorDiedError
@@ -171,7 +173,7 @@ class ProcessWorkers:
         """
         self.count, self.every_frame, self.silence = count, every_frame, silence
         self.parallel = min(count, len(cores()))
-        self._wakes = [] if wake is None else [wake]
+        self._name, self._wakes = name, [] if wake is None else [wake]
         self._body = functools.partial(serve, opener=opener, name=name, every_frame=every_frame)
         # Forking a process that runs jax's threads can deadlock.
         self._context = multiprocessing.get_context("spawn")
@@ -187,14 +189,21 @@ class ProcessWorkers:
         if self._pipes[slot] is None:
             self._begin(slot)
         self._asked[slot] = time.monotonic()
-        with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is received
+        try:
             self._pipes[slot].send_bytes(pickled)
+        except BlockingIOError:  # a part of it is there: nothing can follow
+            self._end(slot)
+        except OSError:
+            pass  # a dead worker is noticed when its answer is received
 
     def receive(
         self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
     ) -> tuple[int, Start | Stretch]:
         slot, pickled = self.receive_pickled(slots, stopping, within=within)
-        answer = pickle.loads(pickled)
+        try:
+            answer = pickle.loads(pickled)
+        except Exception as error:  # whatever its classes raise
+            raise failure(f"what the environment {self._name} answered cannot be read here", error) from error
         if isinstance(answer, RunError):
             raise answer
         return slot, answer
@@ -207,7 +216,7 @@ class ProcessWorkers:
         while True:
             for slot in slots:
                 if self._pipes[slot] is None:
-                    raise WorkerDiedError(slot, "it was ended")
+                    raise WorkerDiedError(slot, "it takes no request")
             pipes = [self._pipes[slot] for slot in slots]
             ready = wait([*pipes, *self._wakes], min(ASK_AGAIN, max(until - time.monotonic(), 0.0)))
             now = time.monotonic()
@@ -235,6 +244,9 @@ class ProcessWorkers:
     def _read(self, slot: int) -> bytes:
         try:
             return self._pipes[slot].recv_bytes()
+        except BlockingIOError as error:
+            self._end(slot)
+            raise WorkerDiedError(slot, "silent in the middle of an answer") from error
         except (EOFError, OSError) as error:
             process = self._processes[slot]
             assert process is not None
@@ -244,7 +256,9 @@ class ProcessWorkers:
             raise WorkerDiedError(slot, exit_reason(code)) from error
 
     def _begin(self, slot: int) -> None:
-        ours, theirs = self._context.Pipe()
+        both: Any = self._context.Pipe()
+        ours, theirs = both
+        limit(ours, min(self.silence, REACHED))  # of a message that has begun: no other slot is served meanwhile
         process = self._context.Process(target=self._body, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
@@ -282,7 +296,7 @@ def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
         print(error, file=sys.stderr, flush=True)
         os._exit(error.exit_code)  # to the parent a death of this worker, whose rollout is played again
     except RunError as error:
-        pipe.send(error)
+        pipe.send(portable(error))
     except (Exception, SystemExit) as error:  # unsent, the parent would see a death and play the rollout again
         pipe.send(failure(f"the environment {name} failed", error))
 

@@ -1,18 +1,22 @@
 """An environment without a simulator, and a policy without a network, for the tests of this room."""
 
+import dataclasses
 import functools
+import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chunkwise.envs.collect import Draw, Job
+from chunkwise.envs.collect import Collector, Draw, Job
 from chunkwise.envs.environment import EnvSpec, Observation, Step
+from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.thread_workers import ThreadWorkers
+from chunkwise.envs.workers import Reset, Run, Start, Stretch, Workers, answer
 
 
 class Countdown:
@@ -120,3 +124,64 @@ def threads(count: int, task: str = "", cameras: tuple[str, ...] = ()) -> Thread
     """Such environments in threads."""
     spec = EnvSpec(suite="own", task=task, cameras=cameras)
     return ThreadWorkers(functools.partial(Countdown, spec), count, name="countdown")
+
+
+def play(workers: Workers, todo: list[Job], actor: Any = None, **settings: Any) -> dict[int, Rollout]:
+    collector = Collector(workers, **settings)
+    finished: dict[int, Rollout] = {}
+    assert collector.play(todo, actor or Drawn(), lambda job, rollout: finished.update({job.number: rollout}))
+    collector.close()
+    return finished
+
+
+class Cores:
+    """Workers on a clock of their own: `parallel` cores take turns at what was asked, `seconds` for each Run.
+
+    Where they are not `busy`, each only waits for so long, and takes no turn.
+    """
+
+    every_frame = True
+
+    def __init__(self, count: int, parallel: int, seconds: Callable[[int], float], busy: bool = True) -> None:
+        self.count, self.parallel, self.now = count, parallel, 0.0
+        self._seconds, self._busy = seconds, busy
+        self._free = [0.0] * (parallel if busy else count)
+        self._environments = [Countdown(EnvSpec(suite="own")) for _ in range(count)]
+        self._answers: dict[int, tuple[float, Start | Stretch]] = {}
+
+    def submit(self, slot: int, request: Reset | Run) -> None:
+        begins = max(self.now, self._free[0])
+        took = self._seconds(slot) if isinstance(request, Run) else 0.0
+        ends = begins + took
+        self._free = sorted([ends, *self._free[1:]])
+        found = answer(self._environments[slot], request, every_frame=True)
+        found = dataclasses.replace(found, took_s=ends - self.now)
+        if isinstance(found, Stretch) and self._busy:
+            found = dataclasses.replace(found, busy_s=took)
+        self._answers[slot] = ends, found
+
+    def receive(
+        self, slots: Collection[int], stopping: Any = None, *, within: float = math.inf
+    ) -> tuple[int, Start | Stretch]:
+        slot = min(slots, key=lambda slot: self._answers[slot][0])
+        ends, found = self._answers[slot]
+        if ends > self.now + within:
+            self.now += within
+            raise TimeoutError
+        self.now = max(self.now, ends)
+        return slot, found
+
+    def close(self) -> None:
+        pass
+
+
+class Takes(Drawn):
+    """A policy whose inference takes 0.01 s on that clock."""
+
+    def __init__(self, workers: Cores) -> None:
+        super().__init__()
+        self.workers = workers
+
+    def __call__(self, observations: Any, draws: Any, prompts: Any) -> Any:
+        self.workers.now += 0.01
+        return super().__call__(observations, draws, prompts)

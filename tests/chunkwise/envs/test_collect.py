@@ -3,32 +3,22 @@
 import dataclasses
 import errno
 import functools
-import itertools
-import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from chunkwise.envs.collect import Collector, Job, Task, waits_until
+from chunkwise.envs.collect import Collector, Job, Task
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.rollout import Rollout, load
 from chunkwise.envs.thread_workers import ThreadWorkers
-from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, Workers, answer
+from chunkwise.envs.workers import ProcessWorkers
 from chunkwise.errors import ConfigError, NonFiniteError, RunError, StopRequested
 from chunkwise.policies.execution import Committed, Execution
-from tests.chunkwise.envs.countdown import LENGTHS, Countdown, Drawn, Waits, actions_of, jobs, threads
-
-
-def play(workers: Workers, todo: list[Job], actor: Any = None, **settings: Any) -> dict[int, Rollout]:
-    collector = Collector(workers, **settings)
-    finished: dict[int, Rollout] = {}
-    assert collector.play(todo, actor or Drawn(), lambda job, rollout: finished.update({job.number: rollout}))
-    collector.close()
-    return finished
+from tests.chunkwise.envs.countdown import LENGTHS, Cores, Countdown, Drawn, Waits, actions_of, jobs, play, threads
 
 
 @pytest.mark.parametrize(
@@ -109,183 +99,6 @@ def test_a_slow_environment_keeps_nobody_waiting(tmp_path: Path) -> None:
     collector.close()
     assert sorted(ended) == list(range(1, 8))
     assert ended[-1] == 3
-
-
-class Cores:
-    """Workers on a clock of their own: `parallel` cores take turns at what was asked, `seconds` for each Run.
-
-    Where they are not `busy`, each only waits for so long, and takes no turn.
-    """
-
-    every_frame = True
-
-    def __init__(self, count: int, parallel: int, seconds: Callable[[int], float], busy: bool = True) -> None:
-        self.count, self.parallel, self.now = count, parallel, 0.0
-        self._seconds, self._busy = seconds, busy
-        self._free = [0.0] * (parallel if busy else count)
-        self._environments = [Countdown(EnvSpec(suite="own")) for _ in range(count)]
-        self._answers: dict[int, tuple[float, Start | Stretch]] = {}
-
-    def submit(self, slot: int, request: Reset | Run) -> None:
-        begins = max(self.now, self._free[0])
-        took = self._seconds(slot) if isinstance(request, Run) else 0.0
-        ends = begins + took
-        self._free = sorted([ends, *self._free[1:]])
-        found = answer(self._environments[slot], request, every_frame=True)
-        found = dataclasses.replace(found, took_s=ends - self.now)
-        if isinstance(found, Stretch) and self._busy:
-            found = dataclasses.replace(found, busy_s=took)
-        self._answers[slot] = ends, found
-
-    def receive(
-        self, slots: Collection[int], stopping: Any = None, *, within: float = math.inf
-    ) -> tuple[int, Start | Stretch]:
-        slot = min(slots, key=lambda slot: self._answers[slot][0])
-        ends, found = self._answers[slot]
-        if ends > self.now + within:
-            self.now += within
-            raise TimeoutError
-        self.now = max(self.now, ends)
-        return slot, found
-
-    def close(self) -> None:
-        pass
-
-
-class Takes(Drawn):
-    """A policy whose inference takes 0.01 s on that clock."""
-
-    def __init__(self, workers: Cores) -> None:
-        super().__init__()
-        self.workers = workers
-
-    def __call__(self, observations: Any, draws: Any, prompts: Any) -> Any:
-        self.workers.now += 0.01
-        return super().__call__(observations, draws, prompts)
-
-
-def test_a_batch_waits_for_many_as_long_as_they_keep_the_cores_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight environments on two cores, 0.1 s a chunk: 24 chunks in batches of at least two, not one by one."""
-    workers = Cores(8, 2, lambda slot: 0.1 + 0.011 * slot)
-    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
-    actor = Takes(workers)
-    play(workers, jobs([1, 3, 5, 7, 1, 3, 5, 7]), actor)
-    assert sum(draw is not None for _, draws in actor.calls for draw in draws) == 24
-    assert len(actor.calls) <= 12
-
-
-def test_a_batch_does_not_wait_for_many_that_keep_no_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight that wait for something else, 1 to 1.7 s a chunk: each goes on by itself, three chunks for nine steps."""
-    workers = Cores(8, 2, lambda slot: 1 + 0.1 * slot, busy=False)
-    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
-    ended: dict[int, float] = {}
-    collector = Collector(workers)
-    collector.play(jobs([1] * 8), Takes(workers), lambda job, _: ended.update({job.number: workers.now}))
-    for slot in range(8):
-        assert ended[slot] < 3 * (1 + 0.1 * slot) + 0.2
-
-
-def test_a_batch_has_no_more_rows_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four environments that answer at the same time."""
-    workers = Cores(4, 4, lambda slot: 0.1, busy=False)
-    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
-    actor = Takes(workers)
-    play(workers, jobs([1] * 4), actor, rows=3)
-    assert {len(draws) for _, draws in actor.calls} == {3}
-
-
-def test_a_batch_does_not_wait_for_one_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two environments on two cores one takes 1 s, the other 10 s a chunk: each goes on by itself."""
-    workers = Cores(2, 2, lambda slot: 10.0 if slot else 1.0)
-    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
-    ended: dict[int, float] = {}
-    collector = Collector(workers)
-    collector.play(jobs([1, 3]), Takes(workers), lambda job, _: ended.update({job.number: workers.now}))
-    # Nine steps in three chunks each: 3 s, 30 s, and what the inferences take, of which one may wait for the other's.
-    assert ended[0] < 3.05
-    assert ended[1] < 30.05
-
-
-def but(usual: float, number: int, other: float) -> Callable[[int], float]:
-    """Seconds of a chunk: as usual, but for slot 1 others for the one of that number."""
-    chunks = itertools.count(1)
-    return lambda slot: other if slot and next(chunks) == number else usual
-
-
-def test_two_that_are_as_fast_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes 0.02 s a chunk, and an inference 0.01 s; in turns they would need one of it for each of 36 chunks.
-
-    They do not begin together, since the first chunk of one takes longer.
-    """
-    workers = Cores(2, 2, but(0.02, 1, 0.03), busy=False)
-    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
-    actor = Takes(workers)
-    play(workers, jobs([1] * 12), actor)
-    assert sum(draw is not None for _, draws in actor.calls for draw in draws) == 36
-    assert len(actor.calls) < 27
-
-
-@pytest.mark.parametrize(
-    ("count", "parallel", "seconds"), [(8, 16, 0.0003), (4, 8, 0.002), (2, 2, 0.001), (2, 2, 0.004)]
-)
-@pytest.mark.parametrize("busy", [True, False])
-def test_those_much_faster_than_an_inference_share_it(
-    monkeypatch: pytest.MonkeyPatch, count: int, parallel: int, seconds: float, busy: bool
-) -> None:
-    """64 rollouts of 3 chunks: an answer that was there while others were inferred did not take as long as that."""
-    workers = Cores(count, parallel, lambda slot: seconds * (1 + 0.002 * slot), busy=busy)
-    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
-    actor = Takes(workers)
-    play(workers, jobs([1] * 64), actor)
-    assert len(actor.calls) < 1.1 * 64 * 3 / count
-
-
-def test_a_batch_waits_shortly_for_one_that_was_fast_and_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both take 0.2 s a chunk, until the fifth of one takes 100 s."""
-    workers = Cores(2, 2, but(0.2, 5, 100.0), busy=False)
-    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
-    ended: list[float] = []
-    Collector(workers).play(jobs([1] * 6), Takes(workers), lambda job, _: ended.append(workers.now))
-    # The other one goes on, three chunks of 0.21 s a rollout, having waited for three inferences once.
-    assert ended[2:5] == pytest.approx([1.26 + 0.03, 1.89 + 0.03, 2.52 + 0.03])
-    assert ended[5] > 100
-
-
-@pytest.mark.parametrize(
-    ("ready", "expected", "until"),
-    [
-        ([4], [(8.4, 4, 4)], 12.5),  # the first of the ready has waited since 9.5: until 12.5 at most
-        ([4], [(8.5, 4.1, 4.1)], 10.0),  # due at 12.6
-        ([4], [(6, 4, 4)], 11.0),  # due now: it gains 1, and is late by a quarter of 4 at most
-        ([4], [(5.5, 4, 4)], 10.5),  # late by 0.5
-        ([4], [(5, 4, 4)], 10.0),  # late by that quarter
-        ([0.1], [(9.7, 0.1, 0.1)], 10.05),  # late by 0.2, and by a quarter of an inference at most
-        ([4], [(7, 4.2, 4.2)], 12.25),  # once they are together one waits for 0.2: 0.8 / 5.2 - 0.2 / 5
-        ([4], [(7, 3.8, 3.8)], 11.75),
-        ([4], [(9.4, 1, 1)], 10.65),  # 0.6 / 2 - 0.4 / 5
-        ([4], [(9.8, 1, 1)], 10.0),  # 0.2 / 2 - 0.8 / 5
-        ([4, 4], [(9.4, 1, 1)], 10.65),  # 0.6 / 2 - 2 * 0.4 / 5
-        ([4, 4], [(9.6, 1, 1)], 10.0),  # 0.4 / 2 - 2 * 0.6 / 5
-        ([4, 4], [(9.6, 1, 1), (9.6, 1, 1)], 10.85),  # 2 * 0.4 / 2 - 2 * 0.6 / 5
-        ([4, 1], [(9.4, 1, 1)], 10.65),  # 0.6 / 2 - 0.4 / 5 - 0.4 / 2
-        ([4, 0.2], [(9.4, 1, 1)], 10.0),  # 0.6 / 2 - 0.4 / 5 - 0.4 / 1.2
-        ([1], [(6.2, 4, 4)], 11.2),  # 0.8 / 5 - 0.2 / 2
-        ([1], [(6.3, 4, 4)], 10.0),  # 0.7 / 5 - 0.3 / 2
-        ([4], [(9, 1.4, 4)], 10.75),  # asked for something else than a chunk: 0.6 / 5 - 0.4 / 5
-        ([4], [(9, 1.4, 9)], 10.0),  # 0.6 / 10 - 0.4 / 5
-        ([4], [(3, 4, 4)], 10.0),  # by more
-        ([4], [(5, 4, 4), (9.6, 1, 1)], 10.85),  # the first is no longer expected: 0.4 / 2 - 0.6 / 5
-        ([4], [(9.4, 1, 1), (9.7, 1, 1)], 10.65),  # with the second it would be 2 * 0.3 / 2 - 0.7 / 5
-        ([4], [(9, math.inf, 4), (math.inf, 4, 4), (math.inf, math.inf, 0)], 10.0),
-        ([0], [(9.4, 1, 1)], 10.0),  # as if a chunk took no time: 0.6 / 2 - 0.4
-        ([0], [(9.1, 1, 1), (9, math.inf, 0)], 10.35),  # 0.9 / 2 - 0.1
-        ([4], [], 10.0),
-    ],
-)
-def test_a_batch_waits_for_those_that_gain_more(ready: Any, expected: Any, until: float) -> None:
-    """At 10 s by the clock, with an inference of 1 s."""
-    assert waits_until(10.0, 9.5, ready, expected, 1.0) == pytest.approx(until)
-    assert waits_until(10.0, 9.5, ready, expected, math.inf) == 10.0, "it is not known how long one takes"
 
 
 def test_chunks_are_cut_and_rollouts_end_where_it_is_said() -> None:

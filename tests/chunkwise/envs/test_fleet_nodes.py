@@ -329,17 +329,20 @@ def test_a_node_that_ray_knows_to_be_gone_is_not_waited_for(workers: Callable[..
 class Foreign:
     """Nobody else can unpickle it."""
 
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
     def __reduce__(self) -> Any:
-        return __import__, ("no_such_module",)
+        return self.call[0], self.call[1:]
 
 
-class Alien(Body):
-    def talk(self, connection: Connection) -> None:
-        connection.send_bytes(message(connection.recv_bytes(), Foreign()))
-        connection.recv_bytes()
+@pytest.mark.parametrize("call", [(__import__, "no_such_module"), (open, "/no_such_file")])
+def test_an_answer_that_cannot_be_read_here_is_told(workers: Callable[..., RayWorkers], call: Any) -> None:
+    class Alien(Body):
+        def talk(self, connection: Connection) -> None:
+            connection.send_bytes(message(connection.recv_bytes(), Foreign(*call)))
+            connection.recv_bytes()
 
-
-def test_an_answer_that_cannot_be_read_here_is_told(workers: Callable[..., RayWorkers]) -> None:
     with pytest.raises(RunError, match=r"environments on 127\.0\.0\.1 answered cannot be read here: .*no_such"):
         workers(Alien).receive([0], within=60.0)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from chunkwise.envs import workers as workers_lib
 from chunkwise.envs.environment import EnvSpec, Step, state_hash
 from chunkwise.envs.failures import require_finite
 from chunkwise.envs.thread_workers import ThreadWorkers
-from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, WorkerDiedError, answer
+from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, answer
 from chunkwise.errors import RunError, StopRequested
 from tests.chunkwise.envs.countdown import Countdown
 
@@ -261,27 +260,6 @@ def test_a_process_does_not_go_before_the_one_that_asks_it() -> None:
         assert os.sched_getscheduler(pid) == os.SCHED_BATCH
     finally:
         workers.close()
-
-
-def test_a_dead_process_is_named_by_its_slot_and_replaced() -> None:
-    workers = ProcessWorkers(opener("deadly"), 2, name="countdown")
-    workers.submit(0, Reset(1))
-    workers.receive([0])
-    workers.submit(1, Reset(4))
-    with pytest.raises(WorkerDiedError) as died:
-        workers.receive([1])
-    assert (died.value.slot, died.value.why) == (1, "exit code 1")
-    assert workers.pid(1) is None
-    workers.submit(1, Reset(3))
-    assert workers.receive([1])[0] == 1
-    pid = workers.pid(1)
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    workers.silence = 0.1
-    workers.submit(1, Reset(2))
-    with pytest.raises(WorkerDiedError, match=r"slot 1: silent for 0\.1 s"):
-        workers.receive([1])
-    workers.close()
 
 
 @pytest.mark.parametrize(("seed", "steps"), [(2, 3), (11, 5), (1, 9), (13, 9)])
