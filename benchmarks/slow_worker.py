@@ -145,7 +145,8 @@ class Rates:
 
     def together(self) -> float:
         """Returns the sum of each worker's."""
-        assert len(self._ended) == self._workers, "a worker has ended no rollout: raise --rollouts"
+        if min(len(self._ended[worker]) for worker in range(self._workers)) < 2:
+            sys.exit("a worker has ended fewer than two rollouts: raise --rollouts")
         return sum(LENGTH * (len(times) - 1) / (times[-1] - times[0]) for times in self._ended.values())
 
 
