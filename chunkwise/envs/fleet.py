@@ -123,7 +123,8 @@ class NodeWorkers:
     def _answer(self, workers: ProcessWorkers, connection: Connection) -> None:
         """Passes on requests and answers, in one thread: whoever asks reads in another one than that which sends.
 
-        With a thread that reads requests, 0.1 ms of a chunk was threads that woke one another.
+        With a thread that read requests, and every message unpickled, a chunk took this process 0.18 ms and more, and
+        takes it 0.1.
         """
         asked: dict[int, None] = {}  # slots, the one that was asked longest ago first
         beat = 0.0
