@@ -27,6 +27,8 @@ OUTCOMES = {"success": "success", "return": "reward", "length": "length", "score
 LONGEST_NAME = 150
 """Bytes of a folder's name that is the cell in words; of a longer one the end is a digest, since a file system takes
 255, and the name of a log is longer."""
+SEED = "{seed}"
+"""In a word of the flags, it stands for the run's seed: a run begins with what another study trained of its seed."""
 HIGHER_IS_BETTER = ("success", "return", "score")
 """Metrics, and what begins with their names, as success/reach-v3 does, of which a study need not say it."""
 
@@ -41,12 +43,13 @@ class StudyConfig:
     """A run for each, by run.seed."""
     grid: Mapping[str, tuple[str, ...] | Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """Field of the config: its values, as on a command line; or a word of yours for an axis: its values by their names,
-    each the flags that make it. All combinations are trained; the first is what others are tested against."""
+    each the flags that make it. All combinations are trained; the first is what others are tested against. {seed} in a
+    flag is the run's seed: --waypoints.weights studies/first/scratch/seed_{seed}."""
     tables: str | None = None
     """An axis of `grid` whose values are tables of their own, such as tasks: others are tested against the first of
     theirs. It comes first in `grid`. None: all are one table."""
     flags: tuple[str, ...] = ()
-    """Of every run."""
+    """Of every run, with {seed} as in `grid`."""
     policies: tuple[str, ...] = ("policy",)
     """Whose `<policy>/<metric>` is compared: behaviour_cloning is the twin that qchunk evaluates at a run's end."""
     metric: str = "success"
@@ -76,6 +79,8 @@ class StudyConfig:
             raise ValueError(f"tables is {self.tables!r}; expected the first axis of grid, which is {list(self.grid)}")
         if self.evaluate is not None and (own := [w for w in self.evaluate if w.partition("=")[0] == "--out"]):
             raise ValueError(f"evaluate has {own[0]}; each run's outcomes have their place in the study's folder")
+        if seeds := [word for word in self.evaluate or () if SEED in word]:
+            raise ValueError(f"evaluate has {seeds[0]}; expected the same flags for all runs, without {SEED}")
         if self.evaluate is not None and self.metric not in OUTCOMES:
             raise ValueError(
                 f"metric is {self.metric!r}, and evaluate measures none of that name; expected one of "
@@ -145,7 +150,7 @@ def runs_of(study: StudyConfig) -> list[Run]:
         for seed in study.seeds:
             flags = [*study.flags, *(word for name, value in chosen.items() for word in _words(study, name, value))]
             _require_free(flags)
-            words = [study.config, *flags, "--run.seed", str(seed)]
+            words = [study.config, *(flag.replace(SEED, str(seed)) for flag in flags), "--run.seed", str(seed)]
             # A flag of all runs may be one that the policy of another cell reads.
             parsed, _ = load(["--config", str(config), *words[1:]], trains=False)
             table = chosen.get(study.tables or "", "")

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from chunkwise.config.experiment import RunConfig
-from chunkwise.config.study import Run, StudyConfig, runs_of
+from chunkwise.config.study import Run, StudyConfig, read_study, runs_of
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.reports import study as program
 from chunkwise.reports import study_fleet, study_progress, study_table
@@ -204,6 +204,29 @@ def test_values_of_a_grid_are_words_as_on_a_command_line(axis: str):
     assert run.words == ("qchunk/debug", "--data.task", "my task", "--run.seed", "0")
     with pytest.raises(ConfigError, match=f'my task" for {axis}: No closing quotation; expected words as on'):
         runs("'my task")
+
+
+def test_a_runs_seed_stands_where_its_flags_say():
+    grid = {"data.path": ("data/{seed}",), "mine": {"own": "--data.task {seed}-{seed}"}}
+    study = StudyConfig(config="qchunk/debug", seeds=(7, 12), grid=grid, flags=("--run.compile-cache", "all-{seed}"))
+    for run in runs_of(study):
+        number = str(run.seed)
+        assert run.words[1:3] == ("--run.compile-cache", f"all-{number}")
+        assert run.words[3:] == (
+            "--data.path", f"data/{number}", "--data.task", f"{number}-{number}", "--run.seed", number
+        )  # fmt: skip
+    cell = "data.path=data_seed_mine=own"
+    assert {run.folder for run in runs_of(study)} == {f"{cell}/seed_7", f"{cell}/seed_12"}
+    with pytest.raises(ValueError, match=r"evaluate has \{seed\}; expected the same flags for all runs"):
+        StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=("--seed", "{seed}"))
+
+
+def test_reinforcement_goes_on_with_each_run_of_the_closed_loop():
+    """Twice with each, with drives to learn from and without."""
+    first, then = (runs_of(read_study(name)[0]) for name in ("driving_closed_loop", "driving_reinforcement"))
+    starts = [run.words[run.words.index("--waypoints.weights") + 1] for run in then]
+    assert sorted(starts) == sorted(f"studies/driving_closed_loop/{run.folder}" for run in first * 2)
+    assert all(start.endswith(f"/seed_{run.seed}") for start, run in zip(starts, then, strict=True))
 
 
 def test_a_cell_with_a_long_name_has_a_folder_that_can_be_made_and_a_short_one_its_words(tmp_path: Path):
