@@ -1,25 +1,27 @@
 """The lines of metrics.jsonl for those who look at runs elsewhere: TensorBoard, W&B, trackio, by run.loggers.
 
 A logger is a tail of metrics.jsonl. When a run goes on, that file is cut back to the restored step, and then a logger
-is opened with the lines that stand in it: one whose files lie in the run folder writes them anew, one that keeps its
-own steps gets those that it lacks. So no line is there twice, and a logger switched on late has all of them.
+is opened with the lines that stand in it: one whose files lie on this machine writes them anew, a service on the
+network gets those of the steps that it lacks. So no line is there twice, and a logger switched on late has all of them.
 
 Nothing depends on a logger: one that fails is named, and the run goes on without. The value `loss` of a line of split
 `train` is called train/loss there.
 """
 
+import dataclasses
 import importlib
 import json
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from chunkwise.config.installed import pip_install
-from chunkwise.errors import ConfigError, one_line
+from chunkwise.errors import ConfigError, PreemptedError, one_line
 from chunkwise.files.durable import write_durably
 from chunkwise.printable import say
 
@@ -29,7 +31,7 @@ Row = Mapping[str, Any]
 PACKAGES = {"tensorboard": ("tensorboardX", "tb"), "wandb": ("wandb", "wandb"), "trackio": ("trackio", "trackio")}
 """Module and extra of each logger."""
 ID = "logger_id"
-"""File of the run folder with the name under which services know the run, and where the folder lay then."""
+"""File of the run folder with what services know the run by."""
 _STOPS = (Exception, SystemExit)
 
 
@@ -40,8 +42,8 @@ class Logger(Protocol):
         """Takes the next line."""
         ...
 
-    def close(self) -> None:
-        """Hands over what is under way."""
+    def close(self, exit_code: int) -> None:
+        """Hands over what is under way, and how the run ended: 0, or the exit code of what ended it."""
         ...
 
 
@@ -81,10 +83,11 @@ class Loggers:
         for name, logger in list(self._loggers.items()):
             self._attempt(name, lambda logger=logger: logger.write(row))
 
-    def close(self) -> None:
-        """Closes all of them."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Closes all of them. `error`: what ended the run, where something did."""
+        exit_code = 0 if error is None else getattr(error, "exit_code", 1)
         for name, logger in list(self._loggers.items()):
-            self._attempt(name, logger.close)
+            self._attempt(name, lambda logger=logger: logger.close(exit_code))
         self._loggers.clear()
 
     def _attempt(self, name: str, act: Callable[[], Any]) -> Any:
@@ -104,21 +107,46 @@ def named(row: Row) -> dict[str, float]:
     return {f"{split}/{k}": v for k, v in row.items() if k not in ("step", "split") and v is not None}
 
 
-def run_id(run: Path) -> str:
-    """Returns the name under which services know a run, made at its first use, and anew for a copy of its folder.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What services know a run by, as its folder has it in `ID`."""
 
-    Beside it stands the folder's own path: where that is another folder, and one of the same name is there, this is a
-    copy, which would write into the other's run. A folder that was moved keeps its name.
+    name: str
+    """16 hexadecimal digits."""
+    folder: str
+    """Where the folder lay; "" in files of the first versions."""
+    inode: int | None = None
+    """Its number on its file system, which a folder keeps that is moved there, and no copy has; None in older files."""
+    label: str = ""
+    """Name of the folder at the first use; "" in older files."""
+
+
+def identity(run: Path) -> Identity:
+    """Returns what services know a run by, made at its first use, and anew for a copy of its folder.
+
+    A folder that was moved keeps it. Another one, which has the name of a folder that is there too, is a copy, which
+    would write into the other's run; so is one of another inode where the folder that had it is gone, or that one was
+    moved to another file system: nobody can tell, and a second run loses nothing, since it gets all lines.
     """
-    path, here = run / ID, str(run.resolve())
-    name, of = _named_in(path)
-    if name and of and not _same(run, of) and _named_in(Path(of) / ID)[0] == name:
-        say(f"run.loggers: {run} is a copy of {of}, and has a name of its own from now on")
-        name = ""
-    if not name or of != here:
-        name = name or secrets.token_hex(8)
-        write_durably(path, f"{name} {json.dumps(here)}\n")  # of names that are no UTF-8, too
-    return name
+    path, here, inode = run / ID, str(run.resolve()), run.stat().st_ino
+    known = _identity_in(path)
+    if known is not None and known.folder and not _same(run, known.folder):
+        there = _identity_in(Path(known.folder) / ID)
+        if there is not None and there.name == known.name:
+            say(f"run.loggers: {run} is a copy of {known.folder}, and has a name of its own from now on")
+            known = None
+        elif known.inode not in (None, inode):
+            say(
+                f"run.loggers: {run} is a copy of {known.folder}, which is gone, or was moved from another file "
+                "system; it has a name of its own from now on"
+            )
+            known = None
+    made = Identity(name=secrets.token_hex(8), folder=here) if known is None else known
+    made = dataclasses.replace(made, folder=here, inode=inode, label=made.label or run.resolve().name)
+    if made != known:
+        place = json.dumps([made.folder, made.inode, made.label])  # of names that are no UTF-8, too
+        write_durably(path, f"{made.name} {place}\n")
+    return made
 
 
 def _same(run: Path, other: str) -> bool:
@@ -129,34 +157,57 @@ def _same(run: Path, other: str) -> bool:
         return False
 
 
-def _named_in(path: Path) -> tuple[str, str]:
-    """Name and folder in a file of the name; "" for what it lacks, and where nobody lets us look."""
+def _identity_in(path: Path) -> Identity | None:
+    """What a file has; None without one, where nobody lets us look, and where it is none."""
     try:
-        name, _, of = path.read_text().strip().partition(" ")
-        return (name, json.loads(of) if of else "") if re.fullmatch(r"[0-9a-f]{16}", name) else ("", "")
+        name, _, place = path.read_text().strip().partition(" ")
+        read = json.loads(place) if place else ""
     except (OSError, ValueError):
-        return "", ""
+        return None
+    if not re.fullmatch(r"[0-9a-f]{16}", name):
+        return None
+    if isinstance(read, str):  # until 2026-11-30
+        return Identity(name=name, folder=read)
+    try:
+        folder, inode, label = read
+        return Identity(name=name, folder=str(folder), inode=int(inode), label=str(label))
+    except (TypeError, ValueError):
+        return None
 
 
 class _TensorBoard:
-    """Event files in RUN/tensorboard, written anew at each start; times are those of the writing."""
+    """An event file in RUN/tensorboard, written anew at each start; times are those of the writing.
+
+    It is written in this thread. tensorboardX's SummaryWriter has one of its own, which a full disk ends: ten values
+    later the next one waits for ever.
+    """
 
     def __init__(self, run: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
 
         folder = run / "tensorboard"
+        folder.mkdir(exist_ok=True)
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
-        self._writer = SummaryWriter(str(folder))
+        self._file = EventsWriter(str(folder / "events"))
         for row in rows:
-            self.write(row)
+            self._add(row)
+        self._file.flush()
 
     def write(self, row: Row) -> None:
-        for name, value in named(row).items():
-            self._writer.add_scalar(name, value, row["step"])
+        self._add(row)
+        self._file.flush()
 
-    def close(self) -> None:
-        self._writer.close()
+    def _add(self, row: Row) -> None:
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.summary import scalar
+
+        messages: Any = event_pb2  # its names are made at import
+        for name, value in named(row).items():
+            self._file.write_event(messages.Event(wall_time=time.time(), step=row["step"], summary=scalar(name, value)))
+
+    def close(self, exit_code: int) -> None:
+        self._file.close()
 
 
 class _Service:
@@ -170,12 +221,9 @@ class _Service:
         if row["step"] >= self._first:
             self._run.log(named(row), step=row["step"])
 
-    def close(self) -> None:
-        self._run.finish()
-
 
 class _WandB(_Service):
-    """A run of W&B, in the mode that WANDB_MODE says.
+    """A run of W&B, in the mode that WANDB_MODE says; WANDB_PROJECT and WANDB_NAME say where, and its name.
 
     Its files lie where W&B puts them (WANDB_DIR): one is a link out of the folder, which a run must not have. Offline
     each start makes a folder that has all lines, and removes the run's earlier ones.
@@ -184,12 +232,12 @@ class _WandB(_Service):
     def __init__(self, run: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> None:
         import wandb  # pyright: ignore[reportMissingImports]  (an extra)
 
-        name = run_id(run)
+        name = identity(run).name
         settings = wandb.Settings(console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True)
         self._run = wandb.init(
-            project="chunkwise",
+            project=os.environ.get("WANDB_PROJECT") or "chunkwise",
             id=name,
-            name=run.name,
+            name=os.environ.get("WANDB_NAME") or run.resolve().name,
             resume="allow",
             config=dict(config),
             settings=settings,
@@ -203,9 +251,17 @@ class _WandB(_Service):
         for row in rows:
             self.write(row)
 
+    def close(self, exit_code: int) -> None:
+        if exit_code == PreemptedError.exit_code:
+            self._run.mark_preempting()
+        self._run.finish(exit_code=exit_code)
+
 
 class _Trackio(_Service):
-    """A run of trackio, in its database on this machine or where TRACKIO_SPACE_ID says."""
+    """A run of trackio, in its database on this machine or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says.
+
+    In the database of this machine all lines are written anew at each start.
+    """
 
     _last: int | None = None
     """Step of the last line that there was at the start."""
@@ -213,9 +269,19 @@ class _Trackio(_Service):
     def __init__(self, run: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> None:
         import trackio  # pyright: ignore[reportMissingImports]  (an extra)
 
+        known = identity(run)
+        project, name = "chunkwise", f"{known.label}-{known.name}"
+        if not os.environ.get("TRACKIO_SPACE_ID") and not os.environ.get("TRACKIO_SERVER_URL"):
+            try:
+                runs = list(trackio.Api().runs(project))
+            except ValueError:  # no run has been logged yet
+                runs = []
+            for old in runs:
+                if old.name == name:
+                    old.delete()
         self._run = trackio.init(
-            project="chunkwise",
-            name=f"{run.name}-{run_id(run)}",
+            project=project,
+            name=name,
             resume="allow",
             config=dict(config),
             embed=False,
@@ -231,6 +297,9 @@ class _Trackio(_Service):
         """A line of the last line's step is the evaluation that a stop broke off, and the run made up for."""
         if row["step"] >= self._first or row["step"] == self._last:
             self._run.log(named(row), step=row["step"])
+
+    def close(self, exit_code: int) -> None:
+        self._run.finish()
 
 
 _OPENERS: dict[str, Callable[[Path, Mapping[str, Any], Sequence[Row]], Logger]] = {

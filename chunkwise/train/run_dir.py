@@ -263,8 +263,12 @@ class RunFolder:
         if metrics is not None and self._config.run.loggers and not self._config.run.dry_run:
             rows = loggers.rows_of((self.path / "metrics.jsonl").read_bytes())
             self._loggers = loggers.Loggers(self._config.run.loggers, self.path, flatten(self._config), rows)
-            self._files.callback(self._loggers.close)
+            self._files.push(self._close_loggers)
         return found
+
+    def _close_loggers(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._loggers is not None:
+            self._loggers.close(error)
 
     def _write_accepted(self, *, over: bool) -> None:
         """Writes what was compared. Where nothing is left to do, `eval` stays what the run was measured with."""

@@ -104,9 +104,9 @@ class SpecificationForm:
         places = list(itertools.product(range(len(images)), range(images.shape[1])))
 
         def convert(i: int) -> None:
-            # By planes, each looked up in one pass, since memory is what limits it: on an Intel Xeon 0.77 ms at 480 x 640,
-            # where a copy divided in place took 0.92. The planes' memory is kept: where the C library hands it back, new
-            # pages cost 0.7 ms.
+            # By planes, each looked up in one pass, since memory is what limits it: 0.77 ms at 480 x 640 on an Intel
+            # Xeon, where a copy divided in place took 0.92. The planes' memory is kept: where the C library hands it
+            # back, new pages cost 0.7 ms.
             image, floats = images[places[i]], out[places[i]]
             parts = [(image, floats)]
             if self._layout == "kchw":

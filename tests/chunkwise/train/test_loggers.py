@@ -1,6 +1,8 @@
 """Loggers as tails of metrics.jsonl: the same numbers, none twice after a resume, and a run that goes on without."""
 
 import dataclasses
+import errno
+import functools
 import json
 import os
 import re
@@ -8,16 +10,18 @@ import shutil
 import struct
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import pytest
+from tensorboardX import record_writer
 from tensorboardX.proto import event_pb2
 
 from chunkwise.config.experiment import RunConfig
 from chunkwise.config.installed import pip_install
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, PreemptedError
 from chunkwise.train import loggers
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
@@ -82,10 +86,13 @@ class Service:
         self.runs: dict[str, list[tuple[int, dict[str, float]]]] = {}
         self.failing = False
         self.finished = 0
+        self.exits: list[int] = []
+        self.preempted = 0
 
     def init(self, *, name: str, resume: str, id: str = "", config: Any, **settings: Any) -> Any:
         assert resume == "allow"
         assert config["width"] == 3
+        self.settings = {"name": name} | settings
         if not id:  # trackio
             expected = {"project": "chunkwise", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
             assert settings == expected, "else it adds rows of its own, with steps that the run's then come before"
@@ -98,12 +105,33 @@ class Service:
             assert step >= next_step or (not id and step == next_step - 1), "a line that the service has"
             rows.append((step, row))
 
-        def finish() -> None:
+        def finish(*, exit_code: int | None = None) -> None:
+            assert (exit_code is None) == (not id), "trackio is told no exit code"
             self.finished += 1
+            self.exits += [] if exit_code is None else [exit_code]
+
+        def mark_preempting() -> None:
+            self.preempted += 1
 
         return types.SimpleNamespace(
-            dir=str(self.folder / "files"), step=next_step, _next_step=next_step, log=log, finish=finish
+            dir=str(self.folder / "files"),
+            step=next_step,
+            _next_step=next_step,
+            log=log,
+            finish=finish,
+            mark_preempting=mark_preempting,
         )
+
+    def Api(self) -> Any:
+        def runs(project: str) -> list[Any]:
+            assert project == "chunkwise"
+            if not self.runs:
+                raise ValueError("Project 'chunkwise' does not exist")
+            return [
+                types.SimpleNamespace(name=name, delete=functools.partial(self.runs.pop, name)) for name in self.runs
+            ]
+
+        return types.SimpleNamespace(runs=runs)
 
     def Settings(self, **settings: Any) -> None:
         assert settings["console"] == "off", "else it takes stdout from the run's own log"
@@ -154,28 +182,53 @@ def test_a_service_gets_each_line_once(service: tuple[str, Service], tmp_path: P
     (rows,) = made.runs.values()
     assert [(step, k, v) for step, row in rows for k, v in row.items()] == in_metrics(tmp_path)
     (tmp_path / loggers.ID).write_text("../x")
-    assert loggers.run_id(tmp_path) == loggers.run_id(tmp_path) != "../x"
+    assert loggers.identity(tmp_path) == loggers.identity(tmp_path)
+    assert loggers.identity(tmp_path).name != "../x"
 
 
 def test_a_copy_of_a_run_is_another_run_to_a_service_and_a_moved_one_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """Kills: what W&B wrote of the original was removed when a copy of its folder went on."""
+
+    def name_of(folder: str) -> str:
+        made = loggers.identity(tmp_path / folder)
+        assert made == loggers.identity(tmp_path / folder)
+        return made.name
+
     (tmp_path / "a run").mkdir()
-    name = loggers.run_id(tmp_path / "a run")
+    name = name_of("a run")
     shutil.copytree(tmp_path / "a run", tmp_path / "copy")
-    other = loggers.run_id(tmp_path / "copy")
-    assert other == loggers.run_id(tmp_path / "copy") != name
+    assert name_of("copy") != name
     assert f"copy is a copy of {tmp_path}/a run, and has a name of its own" in capsys.readouterr().out
-    assert loggers.run_id(tmp_path / "a run") == name
+    assert name_of("a run") == name
     (tmp_path / "a run").rename(tmp_path / "moved")
-    assert loggers.run_id(tmp_path / "moved") == loggers.run_id(tmp_path / "moved") == name
+    assert name_of("moved") == name
+    assert loggers.identity(tmp_path / "moved").label == "a run"
     (tmp_path / "moved").rename(tmp_path / "again")
     (tmp_path / "moved").symlink_to(tmp_path / "again")  # so that its old path leads to it still
-    assert loggers.run_id(tmp_path / "again") == loggers.run_id(tmp_path / "moved") == name
-    (tmp_path / "moved" / loggers.ID).write_text(f"{name}\n")  # as earlier versions wrote it
-    assert loggers.run_id(tmp_path / "moved") == name
+    assert name_of("again") == name_of("moved") == name
+    for older in ("", f" {json.dumps(str(tmp_path / 'moved'))}", f" {json.dumps(str(tmp_path / 'gone'))}"):
+        (tmp_path / "moved" / loggers.ID).write_text(f"{name}{older}\n")  # as earlier versions wrote it
+        assert name_of("moved") == name
     assert capsys.readouterr().out == ""
+
+
+def test_copies_of_a_run_that_is_gone_are_other_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Their inodes tell; the one that was moved keeps its own. A file that is no identity is none."""
+    (tmp_path / "run").mkdir()
+    name = loggers.identity(tmp_path / "run").name
+    for copy in "ab":
+        shutil.copytree(tmp_path / "run", tmp_path / copy)
+    (tmp_path / "run").rename(tmp_path / "archived")
+    names = [loggers.identity(tmp_path / folder).name for folder in ("a", "b", "archived")]
+    assert len({name, *names}) == 3
+    assert names[2] == name
+    said = capsys.readouterr().out
+    assert said.count(f"is a copy of {tmp_path}/run, which is gone, or was moved from another file system") == 2
+    for wrong in ("", "abc", f"{name} [1]", f'{name} ["x", "y", "z"]', f"{name} {{", f"{name} 3"):
+        (tmp_path / "a" / loggers.ID).write_text(wrong)
+        assert loggers.identity(tmp_path / "a").name != name
 
 
 def test_a_service_gets_the_lines_that_it_lacks_from_the_very_next_step_and_is_told_the_end(
@@ -197,22 +250,101 @@ def test_a_service_gets_the_lines_that_it_lacks_from_the_very_next_step_and_is_t
 
 
 def test_trackio_gets_the_evaluation_that_a_stop_broke_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its step's line of training was there before."""
+    """On the network its step's line of training was there before; on this machine all lines are written anew."""
+    rows = [{"step": step, "split": "train", "loss": step / 2} for step in (1, 2)]
+    late = {"step": 2, "split": "eval", "distance": 7.0}
+    want = [(1, {"train/loss": 0.5}), (2, {"train/loss": 1.0}), (2, {"eval/distance": 7.0})]
     made = Service()
     monkeypatch.setitem(sys.modules, "trackio", made)
-    rows = [{"step": step, "split": "train", "loss": step / 2} for step in (1, 2)]
+    loggers.Loggers(["trackio"], tmp_path, {"width": 3}, rows).close()
+    loggers.Loggers(["trackio"], tmp_path, {"width": 3}, [*rows, late]).close()
+    assert list(made.runs.values()) == [want], "a kill came before trackio's own thread had handed it over"
+    loggers.Loggers(["trackio"], tmp_path, {"width": 3}, rows[:1]).close()
+    assert list(made.runs.values()) == [want[:1]], "a resume with another rhythm dropped the others"
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "someone/runs")
+    made.runs.clear()
     loggers.Loggers(["trackio"], tmp_path, {"width": 3}, rows).close()
     again = loggers.Loggers(["trackio"], tmp_path, {"width": 3}, rows)
-    again.write({"step": 2, "split": "eval", "distance": 7.0})
+    again.write(late)
     again.close()
-    (kept,) = made.runs.values()
-    assert kept == [(1, {"train/loss": 0.5}), (2, {"train/loss": 1.0}), (2, {"eval/distance": 7.0})]
+    assert list(made.runs.values()) == [want]
+
+
+def test_a_renamed_run_is_the_same_one_to_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = Service()
+    monkeypatch.setitem(sys.modules, "trackio", made)
+    rows = [{"step": 1, "split": "train", "loss": 1.0}]
+    (tmp_path / "first").mkdir()
+    loggers.Loggers(["trackio"], tmp_path / "first", {"width": 3}, rows).close()
+    (tmp_path / "first").rename(tmp_path / "second")
+    loggers.Loggers(["trackio"], tmp_path / "second", {"width": 3}, rows).close()
+    assert [name.rpartition("-")[0] for name in made.runs] == ["first"]
+
+
+def test_w_and_b_is_told_how_a_run_ended_and_its_own_variables_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = Service()
+    monkeypatch.setitem(sys.modules, "wandb", made)
+    config = config_of(tmp_path / "run", "wandb")
+    with pytest.raises(KilledError):
+        train(config, ToyTask(config, on_batch=kill_at(17)))
+    assert (made.exits, made.preempted) == ([1], 0)
+    assert made.settings["project"] == "chunkwise"
+    assert made.settings["name"] == "run"
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setenv("WANDB_NAME", "first try")
+    config = config_of(tmp_path / "run", "wandb", resume=True)
+
+    def preempted(at: int) -> None:
+        raise PreemptedError("the machine is needed")
+
+    with pytest.raises(PreemptedError):
+        train(config, ToyTask(config, on_batch=preempted))
+    assert (made.exits, made.preempted) == ([1, 75], 1)
+    assert (made.settings["project"], made.settings["name"]) == ("mine", "first try")
+    train(config)
+    assert (made.exits, made.preempted) == ([1, 75, 0], 1)
+
+
+def test_a_full_disk_stops_tensorboard_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Kills: a writer with a thread of its own, which such an error ends; ten values later the run stood still."""
+    written = []
+
+    def full(data: bytes) -> None:
+        written.append(data)
+        if len(written) > 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    real = record_writer.open_file
+    monkeypatch.setattr(record_writer, "open_file", lambda path: wrapped(real(path), full))
+    train(config_of(tmp_path, "tensorboard"))
+    assert capsys.readouterr().out.count("run.loggers: tensorboard failed and is left out until the next start") == 1
+    assert (tmp_path / "done.json").exists()
+
+
+def wrapped(file: Any, before: Callable[[bytes], None]) -> Any:
+    """A file whose writes are told to `before` first."""
+
+    def write(data: bytes) -> int:
+        before(data)
+        return file.write(data)
+
+    return types.SimpleNamespace(write=write, flush=file.flush, fileno=file.fileno, close=file.close)
+
+
+def test_a_line_is_in_tensorboards_file_when_it_has_been_written(tmp_path: Path):
+    opened = loggers.Loggers(["tensorboard"], tmp_path, {}, [{"step": 1, "split": "train", "loss": 0.5}])
+    assert scalars(tmp_path / "tensorboard") == [(1, "train/loss", 0.5)]
+    opened.write({"step": 2, "split": "train", "loss": 0.25})
+    assert scalars(tmp_path / "tensorboard") == [(1, "train/loss", 0.5), (2, "train/loss", 0.25)]
+    opened.close()
 
 
 def test_what_w_and_b_wrote_offline_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = Service()
     monkeypatch.setitem(sys.modules, "wandb", made)
-    run, name = tmp_path / "run", loggers.run_id(tmp_path)
+    run, name = tmp_path / "run", loggers.identity(tmp_path).name
     run.mkdir()
     (run / loggers.ID).write_text(name)
     for folder in (f"offline-run-1-{name}", f"offline-run-2-{name}", "offline-run-1-another", f"run-1-{name}"):
