@@ -51,26 +51,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=int,
         nargs="?",
         const=10,
-        default=0,
         metavar="SECONDS",
         help="write it again so often, until done",
     )
     found = parser.parse_args(argv)
-    if found.watch < 0:
+    if found.watch is not None and found.watch < 1:
         parser.error(f"--watch is {found.watch}; expected 1 second or more")
     out = found.out or found.run / REPORT
     record = read_run(found.run)
     prepare_place(out)
     while True:
-        again = 0 if record.done else found.watch
+        again = 0 if record.done or found.watch is None else found.watch
         runs = {printable(Path(os.path.abspath(found.run)).name): record}
         whole = page(runs, beside=out.resolve().parent, refresh_s=again)
         with told_place(out):
             write_durably(out, whole)
-        if not found.watch or record.done:
+        if not again:
             break
         print(f"step {record.step:,} of {record.steps:,}", flush=True)
-        time.sleep(found.watch)
+        time.sleep(again)
         record = read_run(found.run)
     print(out)
     return 0

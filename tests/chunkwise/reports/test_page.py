@@ -446,8 +446,9 @@ def test_watching_ends_with_the_run(
             (path / "done.json").write_text('{"step": 200, "digest": "d"}')
 
     monkeypatch.setattr(report.time, "sleep", pause)
-    with pytest.raises(SystemExit):
-        report.main([str(path), "--watch", "-5"])
+    for odd in ("-5", "0"):
+        with pytest.raises(SystemExit):
+            report.main([str(path), "--watch", odd])
     assert report.main([str(path), "--watch", "7"]) == 0
     assert len(pages) == 2
     assert all('http-equiv="refresh" content="7"' in one for one in pages)
