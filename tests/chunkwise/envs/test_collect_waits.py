@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from chunkwise.envs.collect import Collector, waits_until
+from chunkwise.envs.collect import Collector
+from chunkwise.envs.turns import waits_until
 from tests.chunkwise.envs.countdown import Cores, Takes, jobs, play
 
 
