@@ -25,7 +25,7 @@ from chunkwise.distributed.jobs import MAX_DEATHS
 from chunkwise.envs.environment import Observation
 from chunkwise.envs.failures import Shapes
 from chunkwise.envs.rollout import Rollout, append_frames, save
-from chunkwise.envs.turns import waits_until
+from chunkwise.envs.turns import next_of, waits_until
 from chunkwise.envs.workers import Request, Reset, Run, Start, Stretch, WorkerDiedError, Workers
 from chunkwise.errors import ConfigError, NonFiniteError, RunError
 from chunkwise.policies.execution import NOTHING, Committed, Execution, Plan
@@ -68,6 +68,11 @@ class Job:
     """Name of one of the collector's tasks; empty: the first."""
     offset: tuple[float, ...] = ()
     """Added to every action that the policy gives, before it is clipped and executed; empty: nothing."""
+
+    @property
+    def start(self) -> tuple[str, int]:
+        """Where the rollout begins."""
+        return self.task, self.seed
 
 
 @runtime_checkable
@@ -150,6 +155,12 @@ class _Slot:
         return None if self.task.max_steps is None else self.task.max_steps - self.length
 
 
+def _take(todo: list[Job], last: Job | None, slots: Mapping[int, _Slot]) -> Job:
+    """Takes from a queue what a worker gets that has played `last`."""
+    playing = {slot.job.start for slot in slots.values()}
+    return todo.pop(next_of([job.start for job in todo], last and last.start, playing))
+
+
 class Collector:
     """Plays jobs on workers."""
 
@@ -219,13 +230,13 @@ class Collector:
         """
         self._shown = Shapes()
         lines = Lines(len(jobs), "played {count} of {total} rollouts")
-        todo = deque(jobs)
+        todo = list(jobs)
         slots: dict[int, _Slot] = {}
         asked: list[int] = []  # slots whose answer is awaited, the one that was asked longest ago first
         try:
             infer = self._inference(actor)
             for i in range(min(self.workers.count, len(todo))):
-                slots[i] = self._begin(i, todo.popleft())
+                slots[i] = self._begin(i, _take(todo, None, slots))
                 asked.append(i)
             while slots:
                 ready, since = list[int](), math.inf
@@ -243,7 +254,7 @@ class Collector:
                     done(slot.job, self._rollout(slot, actor))
                     lines.advance()
                     if todo:
-                        slots[i] = self._begin(i, todo.popleft())
+                        slots[i] = self._begin(i, _take(todo, slot.job, slots))
                         asked.append(i)
                 if stopping():
                     self.workers.close()

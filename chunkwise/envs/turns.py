@@ -1,7 +1,7 @@
-"""Whose turn it is among environments that share a policy: how long a batch of inference waits for more of them."""
+"""Whose turn it is: which rollout a worker gets, and how long a batch of inference waits for more environments."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 MEETING = 3.0
 """Inferences that the first of a batch waits at most for others. Within one, two environments of reach-v3 seldom came
@@ -10,6 +10,22 @@ together, with a policy that keeps both cores busy: 8 to 9 inferences for the te
 SLACK = 0.25
 """Of the time of an answer, or of an inference where that is longer: when the next one is late by more, it is no longer
 expected."""
+
+
+def next_of(starts: Sequence[Hashable], last: Hashable, playing: Collection[Hashable]) -> int:
+    """Returns the place in a queue of rollouts of the one that a worker gets.
+
+    The first from the same start as its last one, which its environment may have kept; else the first from a start that
+    no other worker plays; else the first.
+
+    Args:
+      starts: Of the queue; at least one.
+      last: Start of the worker's last rollout; None before its first.
+      playing: Starts that the others play.
+    """
+    if last in starts:
+        return starts.index(last)
+    return next((i for i, start in enumerate(starts) if start not in playing), 0)
 
 
 def waits_until(

@@ -10,6 +10,7 @@ and extrinsics/front.
 """
 
 import atexit
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -91,23 +92,35 @@ class TownEnv:
         self.fps = round(1 / CONTROL_S / hold)
         self._scene: Any = None
         self._seed = 0
+        self._begun: tuple[Any, ...] | None = None
+        """What a drive from self._seed begins with."""
 
     def reset(self, seed: int) -> Observation:
-        self._close_scene()
-        self._seed = seed
+        """Begins a drive. The town of the one before is kept for another drive from the same start."""
+        if self._begun is None or seed != self._seed:
+            self._close_scene()
+            self._begin(seed)
+            self._begun = (self._town, self._car, self._controller, self._past, self._frames, self._moments, self._plan)
+        # One copy of all: what they share, such as the cars that the town has in several lists, stays shared.
+        begun = copy.deepcopy(self._begun)
+        self._town, self._car, self._controller, self._past, self._frames, self._moments, self._plan = begun
+        self._shown: dict[tuple[str, int], UInt8[np.ndarray, "h w 3"]] = {}
+        return self._observe()
+
+    def _begin(self, seed: int) -> None:
+        """Makes a town, and drives to where the policy takes over."""
+        self._begun, self._seed = None, seed
         self._town = Town(seed, self._seconds + self._lead_s + _WARM_UP * CONTROL_S)
         self._car, self._controller = self._town.start(), Controller()
         self._past: list[tuple[float, float]] = []
         self._frames: list[dict[str, Any]] = []
         self._moments: list[Moment] = []
-        self._shown: dict[tuple[str, int], UInt8[np.ndarray, "h w 3"]] = {}
         self._plan = np.zeros((self._steps, 2))
         self._note()
         lead_s = generator(Purpose.ROUTE_LEAD, seed).uniform(0.0, self._lead_s)
         for _ in range(_WARM_UP + round(lead_s / CONTROL_S)):
             self._drive(self.expert_waypoints())
         self._frames = self._frames[-1:]
-        return self._observe()
 
     def state(self) -> Float64[np.ndarray, " q"]:
         car = self._car

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from chunkwise.envs.collect import Collector
-from chunkwise.envs.turns import waits_until
+from chunkwise.envs.turns import next_of, waits_until
+from chunkwise.envs.workers import Reset
 from tests.chunkwise.envs.countdown import Cores, Takes, jobs, play
 
 
@@ -153,3 +154,37 @@ def test_a_batch_of_half_of_them_costs_little(monkeypatch: pytest.MonkeyPatch) -
     Collector(workers, rows=4).play(jobs([1] * 160), Takes(workers), lambda job, _: ended.append(workers.now))
     alone = 7 / (3 * 0.02) + 1 / (3 * 0.06)
     assert 100 / (ended[119] - ended[19]) > 0.9 * alone
+
+
+@pytest.mark.parametrize(
+    ("starts", "last", "playing", "place"),
+    [
+        ("aabb", None, "", 0),
+        ("aabb", None, "a", 2),
+        ("aabb", "b", "a", 2),
+        ("abab", "b", "b", 1),
+        ("aabb", "c", "", 0),
+        ("aaa", "c", "a", 0),
+        ("aabc", "d", "ab", 3),
+    ],
+)
+def test_a_worker_gets_the_start_that_it_has_or_one_that_nobody_plays(
+    starts: str, last: str | None, playing: str, place: int
+) -> None:
+    assert next_of(list(starts), last, playing) == place
+
+
+def test_each_worker_plays_a_start_to_the_end_and_helps_with_what_is_left() -> None:
+    """Three starts, four rollouts each, on two workers as fast as one another; the third start falls to both."""
+    workers = Cores(2, 2, lambda slot: 0.1)
+    begun: dict[int, list[int]] = {0: [], 1: []}
+    submit = workers.submit
+
+    def noted(slot: int, request: Any) -> None:
+        if isinstance(request, Reset):
+            begun[slot].append(request.seed)
+        submit(slot, request)
+
+    workers.submit = noted
+    play(workers, jobs([1, 1, 1, 1, 3, 3, 3, 3, 5, 5, 5, 5]))
+    assert begun == {0: [1, 1, 1, 1, 5, 5], 1: [3, 3, 3, 3, 5, 5]}

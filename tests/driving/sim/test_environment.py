@@ -11,6 +11,7 @@ from chunkwise.errors import ConfigError
 from driving.config import CAMERAS
 from driving.data.episodes import ROUTE_COMMANDS
 from driving.eval.closed_loop import Result, overlap
+from driving.sim import scene
 from driving.sim.environment import TownEnv, rest_of
 from driving.sim.roads import LANE
 from driving.sim.scene import camera_to_vehicle
@@ -376,6 +377,39 @@ def test_the_towns_driver_leads_for_a_time_of_its_own_for_each_seed():
             steps += 1
         assert steps + 1 == 20
     assert len(set(leads)) > 2
+
+
+def test_drives_from_one_start_share_its_town_and_nothing_that_moves(monkeypatch: pytest.MonkeyPatch):
+    """As of environments of their own: observations, images, states and results. One scene is built for a start."""
+    spec, built = dataclasses.replace(SPEC, cameras=("front", "front@-0.4"), image_size=(32, 48)), []
+    real = scene.build
+    monkeypatch.setattr(scene, "build", lambda *args, **kwargs: built.append(1) or real(*args, **kwargs))
+
+    def drive(env: TownEnv, seed: int, speed: float) -> list[np.ndarray]:
+        seen = [*env.reset(seed).values(), *env.images().values(), env.state()]
+        for _ in range(4):
+            step = env.step(straight(speed))
+            seen += [*step.observation.values(), *env.images().values(), env.state(), np.array(step.reward)]
+        return [*seen, np.array(dataclasses.astuple(env.result())[:-1], float)]
+
+    def alone(seed: int, speed: float) -> list[np.ndarray]:
+        env = TownEnv(spec, hold=5, lead_s=3.0)
+        try:
+            return drive(env, seed, speed)
+        finally:
+            env.close()
+
+    shared = TownEnv(spec, hold=5, lead_s=3.0)
+    order = [(9, 5.0), (9, 8.0), (9, 5.0), (8, 5.0), (9, 5.0)]
+    found = [drive(shared, *one) for one in order]
+    shared.close()
+    assert len(built) == 3
+    expected = {one: alone(*one) for one in set(order)}
+    for one, seen in zip(order, found, strict=True):
+        assert len(seen) == len(expected[one])
+        for value, other in zip(seen, expected[one], strict=True):
+            np.testing.assert_array_equal(value, other)
+    assert not np.array_equal(found[0][-2], found[1][-2]), "the second was driven faster"
 
 
 def test_the_rest_of_a_plan_leads_to_the_same_places():
