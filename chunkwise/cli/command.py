@@ -23,8 +23,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Takes what argparse.ArgumentParser takes."""
-        super().__init__(*args, **settings)
+        """Takes what argparse.ArgumentParser takes. A flag has to be whole: a new one might make two of its begin."""
+        super().__init__(*args, allow_abbrev=False, **settings)
         # Named in a paragraph of the help, not in the usage: 18 flags before every error hid the error.
         limits = dataclasses.fields(budget.Limits)
         names = ", ".join(f"{budget.flag(field.name).rpartition('.')[2]} {field.default}" for field in limits)

@@ -4,6 +4,8 @@ import dataclasses
 import hashlib
 import importlib.util
 import itertools
+import json
+import operator
 import re
 import shlex
 import sys
@@ -62,11 +64,24 @@ class StudyConfig:
     in place of the last evaluation's. Other flags evaluate finished runs again."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.config, str):
+            raise ValueError(f"config is {self.config!r}; expected a name or a file, as a word")
         for field in ("flags", "policies", "evaluate"):
-            if isinstance(words := getattr(self, field), str):
+            words = getattr(self, field)
+            if isinstance(words, str):
                 raise ValueError(f"{field} is {words!r}; expected a tuple of words, such as {tuple(words.split())!r}")
-        if isinstance(self.seeds, str) or not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds is {self.seeds}; expected different numbers, at least one")
+            listed = isinstance(words, tuple | list) and all(isinstance(word, str) for word in words)
+            if not listed and not (field == "evaluate" and words is None):
+                raise ValueError(f"{field} is {words!r}; expected a tuple of words as on a command line: ('--a', '1')")
+        if not self.policies or len(set(self.policies)) != len(self.policies):
+            raise ValueError(f"policies is {self.policies}; expected different names, at least one")
+        try:
+            seeds = tuple(operator.index(seed) for seed in self.seeds)  # numpy's whole numbers are no JSON
+        except TypeError:
+            seeds = ()
+        if not seeds or len(set(seeds)) != len(seeds):
+            raise ValueError(f"seeds is {self.seeds}; expected different whole numbers, at least one")
+        object.__setattr__(self, "seeds", seeds)
         for name, values in self.grid.items():
             odd = not isinstance(values, tuple | list | Mapping) or [v for v in _flat(values) if not isinstance(v, str)]
             if odd:
@@ -159,6 +174,13 @@ def runs_of(study: StudyConfig) -> list[Run]:
     if len({run.folder for run in found}) < len(found):
         raise ConfigError("two combinations of the study's grid have the same folder; write their values differently")
     return found
+
+
+def digest_of(study: StudyConfig, runs: Sequence[Run]) -> str:
+    """Returns what tells the runs of a study, and how they are evaluated, from those of another: a job knows its run by
+    its number."""
+    said = [study.evaluate, *((run.folder, run.words) for run in runs)]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
 
 
 def _place(cell: str) -> str:

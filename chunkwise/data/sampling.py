@@ -74,6 +74,8 @@ class Purpose(enum.Enum):
 
     STUDY_BOOTSTRAP = ("study", None)
     """Runs that are drawn with replacement: (groups of them)."""
+    STUDY_SIGNS = ("study's signs", None)
+    """Signs of paired differences, where there are too many to go through them: (differences)."""
 
     PLAY = ("recording of play", None)
     """(seed, episode, attempt)."""

@@ -6,7 +6,6 @@ a recording that was stopped in any way goes on with exactly the missing episode
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import importlib.metadata
 import json
@@ -24,8 +23,9 @@ from chunkwise.config.experiment import FleetConfig
 from chunkwise.config.installed import pip_install
 from chunkwise.config.load import parsed
 from chunkwise.distributed.jobs import do_all
-from chunkwise.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
+from chunkwise.errors import ConfigError, PreemptedError, RunError, StorageError
 from chunkwise.files.durable import give_name, make_folders, sweep, write_json
+from chunkwise.files.lock import locked
 from chunkwise.files.new_folder import new_folder
 from chunkwise.files.strict_json import read_json
 
@@ -65,20 +65,6 @@ def to_be_recorded(path: Path, metadata: MetadataFiles, made_by: str) -> bool:
         return False
     tree = read_json(path / metadata.finished)
     return isinstance(tree, dict) and tree.get("made_by") == made_by
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds a folder for this process. Raises BusyError if another one holds it."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BusyError(f"another process is recording into {path}; wait for it, or stop it") from error
-    else:
-        yield
-    finally:
-        os.close(folder)
 
 
 def claim(
@@ -165,7 +151,7 @@ def record(dataset: Dataset, path: Path, *, report: Callable[[str], None], fleet
       PreemptedError: On SIGTERM.
     """
     make_folders(path)
-    with locked(path):
+    with locked(path, f"another process is recording into {path}; wait for it, or stop it"):
         if not claim(path, dataset.metadata, dataset.settings, made_by=dataset.made_by, packages=dataset.packages):
             return
         missing = dataset.missing()

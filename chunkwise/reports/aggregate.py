@@ -14,6 +14,8 @@ from chunkwise.data.sampling import Purpose, generator
 Scores = Sequence[Float64[np.ndarray, " _"]]
 """A score for each run, task by task."""
 DRAWS = 20_000
+MOST_SIGNS = 16
+"""Differences of which all choices of signs are gone through; of more 2^16 are drawn."""
 
 
 def interquartile_mean(scores: Scores) -> float:
@@ -60,9 +62,17 @@ def bootstrap(
 def sign_flip_p(differences: Float64[np.ndarray, " n"]) -> float:
     """Returns the two-sided p-value of paired differences: the share of all 2^n choices of signs whose mean is as far
     from 0. With n = 3 it is never below 1/4, with 6 never below 1/32.
+
+    Of more than MOST_SIGNS differences so many choices are drawn, and those that were found counted as one of them, as
+    usual: (1 + as far) / (1 + drawn).
     """
     differences = np.asarray(differences, np.float64)
-    signs = 1 - 2 * ((np.arange(2 ** len(differences))[:, None] >> np.arange(len(differences))) & 1)
+    n = len(differences)
+    if n <= MOST_SIGNS:
+        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+    else:
+        signs = generator(Purpose.STUDY_SIGNS, n).choice(np.array([1, -1], np.int8), (2**MOST_SIGNS, n))
     sums = np.abs(signs @ differences)
     rounding = 1e-9 * np.abs(differences).sum()  # of the terms: of a sum near 0 it would be none
-    return float((sums >= np.abs(differences.sum()) - rounding).mean())
+    far = sums >= np.abs(differences.sum()) - rounding
+    return float(far.mean() if n <= MOST_SIGNS else (1 + far.sum()) / (1 + len(far)))

@@ -1,7 +1,20 @@
-"""Confidence intervals of measured shares."""
+"""Confidence intervals of measured shares and means."""
 
 import math
 from statistics import NormalDist
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.special import stdtrit
+
+
+def of_mean(values: Float64[np.ndarray, " n"], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Returns the interval of a mean by Student's distribution, m +- t s / sqrt(n); None of fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return None
+    half = float(stdtrit(n - 1, (1 + confidence) / 2) * np.std(values, ddof=1) / math.sqrt(n))
+    return float(np.mean(values)) - half, float(np.mean(values)) + half
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:

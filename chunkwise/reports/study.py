@@ -12,11 +12,9 @@ import argparse
 import concurrent.futures
 import contextlib
 import functools
-import hashlib
 import importlib
 import io
 import itertools
-import json
 import math
 import os
 import re
@@ -26,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from chunkwise.cli import command
@@ -34,13 +32,14 @@ from chunkwise.cli.command import Parser
 from chunkwise.cli.progress import live_table
 from chunkwise.cli.verbs import resolve
 from chunkwise.config.saved import is_run
-from chunkwise.config.study import Run, StudyConfig, read_study, runs_of
+from chunkwise.config.study import Run, StudyConfig, digest_of, read_study, runs_of
 from chunkwise.distributed import stopping
 from chunkwise.distributed.cores import cores
 from chunkwise.distributed.jobs import do_all
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested, exit_reason, one_line
 from chunkwise.files.durable import make_folders, write_durably
+from chunkwise.files.lock import locked
 from chunkwise.files.place import prepare_place, require_no_pattern, told_place
 from chunkwise.printable import say
 from chunkwise.reports import study_table
@@ -48,11 +47,11 @@ from chunkwise.reports.run_record import last_word
 from chunkwise.reports.study_fleet import StudyWorker, leashed, lost_run, require_sbatch, script, submit
 from chunkwise.reports.study_progress import (
     COLUMNS,
-    NOT_EVALUATED,
     evaluated_otherwise,
     has_same_config,
     is_complete,
     is_finished,
+    log_of,
     other_data,
     rows,
     unfinished,
@@ -176,7 +175,7 @@ _MEASURED_SO = {
 
 def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
     """Does what is left of a run; returns what is said if it failed."""
-    folder, log = out / run.folder, out / "logs" / f"{run.folder.replace('/', '-')}.txt"
+    folder, log = out / run.folder, log_of(run, out)
     chunkwise = [sys.executable, "-m", "chunkwise"]
     if is_finished(run, out):
         say(f"{run.folder}: finished before")
@@ -194,10 +193,33 @@ def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
             say(f"{run.folder}: warning: {why}")
     if study.evaluate is None or study_table.is_evaluated(folder, study.evaluate, run.config.train.steps):
         return ""
-    say(f"{run.folder}: evaluating")
-    study_table.begin_evaluation(folder, study.evaluate)
-    made = ["--out", str(folder / study_table.EVALUATION), *study.evaluate]
-    return _call(processes, [*chunkwise, "evaluate", str(folder), *made], log, run.folder)
+    with _alone(folder, run.folder, processes):
+        if study_table.is_evaluated(folder, study.evaluate, run.config.train.steps):  # by the one that was waited for
+            return ""
+        say(f"{run.folder}: evaluating")
+        study_table.begin_evaluation(folder, study.evaluate, run.config.train.steps)
+        made = ["--out", str(folder / study_table.EVALUATION), *study.evaluate]
+        return _call(processes, [*chunkwise, "evaluate", str(folder), *made], log, run.folder)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, name: str, processes: Processes) -> Iterator[None]:
+    """Holds a run's evaluations for this process: outcomes and the flags that made them are of one."""
+    place = (folder / study_table.EVALUATION).parent
+    make_folders(place)
+    waited = False
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(place, f"another process is evaluating {folder}"))
+                break
+            except BusyError:
+                if not waited:
+                    say(f"{name}: another process evaluates it; waiting for that")
+                waited = True
+                if processes.stopping.wait(BUSY_SECONDS):
+                    raise StopRequested from None
+        yield
 
 
 def _call(processes: Processes, words: Sequence[str], log: Path, name: str) -> str:
@@ -354,8 +376,9 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         out = Path(os.path.abspath(arguments.out or Path("studies") / name))
         require_no_pattern(Path(os.path.realpath(out)), "--out")
         file = os.path.abspath(arguments.study) if arguments.study.endswith(".py") else arguments.study
-        command = [sys.executable, "-m", "chunkwise", "study", file, "--out", str(out), OF, digest_of(runs)]
-        if arguments.of is not None and arguments.of != digest_of(runs):
+        digest = digest_of(study, runs)
+        command = [sys.executable, "-m", "chunkwise", "study", file, "--out", str(out), OF, digest]
+        if arguments.of is not None and arguments.of != digest:
             raise ConfigError(
                 f"{file}: its runs are no longer those that were submitted, so that a number means another one; submit "
                 "it again, and change a copy of a study whose jobs wait"
@@ -403,8 +426,8 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         return error.exit_code
     show(study_table.markdown(found))
     show(f"{out / 'table.md'}, table.json, curves.png")
-    missing = {} if arguments.table else {name for name, why in left_out.items() if why != NOT_EVALUATED}
-    if left_out and not arguments.table:
+    missing = left_out and not arguments.table
+    if missing:
         say(
             f"{len(left_out)} of {len(runs)} runs are no result, and the table says why: {', '.join(left_out)}",
             error=True,
@@ -459,11 +482,6 @@ def _require_places(arguments: argparse.Namespace) -> None:
         raise ConfigError("--cores is for --fleet and --slurm; else the cores are divided among --workers")
     if arguments.sbatch and not arguments.slurm:
         raise ConfigError("--sbatch is for --slurm")
-
-
-def digest_of(runs: Sequence[Run]) -> str:
-    """Returns what tells the runs of a study from those of another, in their order: a job knows its run by number."""
-    return hashlib.sha256(json.dumps([(run.folder, run.words) for run in runs]).encode()).hexdigest()[:12]
 
 
 def _for_people(command: Sequence[str]) -> list[str]:

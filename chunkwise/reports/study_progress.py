@@ -93,7 +93,7 @@ def unfinished(study: StudyConfig, runs: Sequence[Run], out: Path) -> dict[str, 
             found[run.folder] = one_line(error)
             continue
         if not finished:
-            found[run.folder] = _how_far(run, folder)
+            found[run.folder] = f"{_how_far(run, folder)}{_last_error(log_of(run, out))}"
         elif not (folder / "metrics.jsonl").is_file():
             found[run.folder] = "finished, and its metrics.jsonl is missing; remove the folder to train it again"
         elif not _is_measured(study, run, out):
@@ -157,6 +157,20 @@ def _data(run: Run, *, places: bool = False) -> tuple[str, ...]:
     return tuple(f"{name} {_real(value)}" for name, value in chosen.items() if not places or name in known)
 
 
+def log_of(run: Run, out: Path) -> Path:
+    """Returns the file of what a run's processes print."""
+    return out / "logs" / f"{run.folder.replace('/', '-')}.txt"
+
+
+def _last_error(log: Path) -> str:
+    """What is said of the last start of a run, if it ended with an error; empty, if not, or if one is under way."""
+    try:
+        last = next((line for line in reversed(_tail(log)) if line.strip()), b"").decode(errors="replace")
+    except OSError:
+        return ""
+    return f"; its last start ended: {last.strip()}" if last.startswith("error: ") else ""
+
+
 def _how_far(run: Run, folder: Path) -> str:
     """Says where a run is that is not finished."""
     steps, done = run.config.train.steps, last_word(folder, run.config.train.steps)
@@ -176,7 +190,9 @@ def _is_measured(study: StudyConfig, run: Run, out: Path) -> bool:
     """Whether a finished run has a score, or the table says itself why it has none."""
     folder = out / run.folder
     try:
-        return is_complete(study, run, out) and study_table.score(folder, study, study.policies[0]) is not None
+        if not is_complete(study, run, out):
+            return False
+        return any(study_table.score(folder, study, policy) is not None for policy in study.policies)
     except (DataError, NonFiniteError):
         return True
 
@@ -219,12 +235,17 @@ def _row(study: StudyConfig, run: Run, out: Path, failed: str | None) -> tuple[s
     return failed or begun, f"{step or 0}/{steps}", ""
 
 
+def _tail(path: Path) -> list[bytes]:
+    """The last lines of a file, of which the first may be half a one."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        return file.read().split(b"\n")
+
+
 def _last_step(metrics: Path) -> int | None:
     """Returns the update of the last whole line; None where there is none, as while a run compiles."""
     try:
-        with open(metrics, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            lines = file.read().split(b"\n")
+        lines = _tail(metrics)
     except OSError:
         return None
     for line in reversed(lines[:-1]):

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import math
 import shlex
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from chunkwise.files.place import told_place
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
 from chunkwise.reports.figures import new_figure
-from chunkwise.reports.intervals import wilson
+from chunkwise.reports.intervals import of_mean, wilson
 from chunkwise.reports.paired import compare
 from chunkwise.reports.run_record import State, read_evaluation, rows_of, state_of
 
@@ -31,23 +32,23 @@ FLAGS = "evaluations/study_flags.json"
 """Beside it, with which flags."""
 TABLE = "table.json"
 """In the study's folder."""
+LEGEND_COLUMNS, LEGEND_INCHES = 95, 0.19
+"""Letters of a line below the curves, and its height."""
 NEAREST = 10
 """Names that are said in place of one that there is not, those most like it."""
 DIGITS = 12
 """After the point, of differences of scores."""
-MOST_PAIRED = 16
-"""Seeds of which all choices of signs are gone through."""
 
 
 class UnmeasuredError(DataError):
     """A run was evaluated, and nothing of it is the metric of the study's policy."""
 
 
-def begin_evaluation(run: Path, flags: Sequence[str]) -> None:
-    """Writes down the flags of the evaluation that is made next, and removes the one of before."""
+def begin_evaluation(run: Path, flags: Sequence[str], updates: int) -> None:
+    """Writes down the flags of the evaluation that is made next, of a run of so many updates, and removes the last."""
     make_folders((run / EVALUATION).parent)
     (run / EVALUATION).unlink(missing_ok=True)
-    write_json(run / FLAGS, {"kind": "flags of the study's evaluation", "flags": list(flags)})
+    write_json(run / FLAGS, {"kind": "flags of the study's evaluation", "flags": list(flags), "updates": updates})
 
 
 def evaluated_step(run: Path, flags: Sequence[str]) -> int | None:
@@ -60,24 +61,31 @@ def evaluated_step(run: Path, flags: Sequence[str]) -> int | None:
     """
     if not (run / EVALUATION).is_file():
         return None
-    if (run / FLAGS).is_file():
-        tree = read_json(run / FLAGS)
-        if not isinstance(tree, dict) or not isinstance(tree.get("flags"), list):
-            raise DataError(f"{run / FLAGS}: expected the flags of {EVALUATION}; remove both to evaluate again")
-        if tree["flags"] != list(flags):
-            return None
+    if (run / FLAGS).is_file() and _flags(run)["flags"] != list(flags):
+        return None
     return _evaluation(run)["step"]
+
+
+def _flags(run: Path) -> dict[str, Any]:
+    tree = read_json(run / FLAGS)
+    if not isinstance(tree, dict) or not isinstance(tree.get("flags"), list):
+        raise DataError(f"{run / FLAGS}: expected the flags of {EVALUATION}; remove both to evaluate again")
+    return tree
 
 
 def is_evaluated(run: Path, flags: Sequence[str], steps: int) -> bool:
     """Whether a finished run of `steps` updates was evaluated with these flags, by which it may be another checkpoint.
 
+    Which is the newest and the best, a run that has trained further may say anew.
+
     Raises:
       DataError: As `evaluated_step`.
     """
     step = evaluated_step(run, flags)
-    chosen = any(word.partition("=")[0] == "--checkpoint" for word in flags)
-    return step is not None and (chosen or step == steps)
+    if step is None or not any(word.partition("=")[0] == "--checkpoint" for word in flags):
+        return step == steps
+    # Earlier versions did not write down of how many updates the run was.
+    return not (run / FLAGS).is_file() or _flags(run).get("updates", steps) == steps
 
 
 def _evaluation(run: Path) -> dict[str, Any]:
@@ -90,7 +98,7 @@ def _evaluation(run: Path) -> dict[str, Any]:
 
 
 def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
-    """Returns a run's score, its episodes where they are counted, and their outcomes where they are known by state.
+    """Returns a run's score, its episodes where they are counted, and that of each where they are known by state.
 
     Raises:
       DataError: A file is no evaluation.
@@ -103,7 +111,7 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
         outcomes = _evaluation(run)["outcomes"]
         try:
             values = [float(one[OUTCOMES[study.metric]]) for one in outcomes]
-            states = {_named(state_of(one)): bool(one["success"]) for one in outcomes}
+            states = {_named(state_of(one)): value for one, value in zip(outcomes, values, strict=True)}
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{run / EVALUATION}: expected {study.metric} of each episode, found {error!r}") from error
         return {"score": sum(values) / len(values), "episodes": len(values), "states": states}
@@ -145,8 +153,8 @@ def unmeasured(run: Path, study: StudyConfig) -> str:
     return said
 
 
-def _states(run: Path, step: int, measured: Mapping[str, Any]) -> dict[str, bool]:
-    """Whether a run's own evaluation after so many updates solved each of its initial states.
+def _states(run: Path, step: int, measured: Mapping[str, Any]) -> dict[str, float]:
+    """Whether a run's own evaluation after so many updates solved each of its initial states, 1 or 0.
 
     {} without its file, and where the file is not that of what was measured: earlier versions gave that of a later
     evaluation, with more episodes or at another scale of guidance, the same name.
@@ -157,7 +165,7 @@ def _states(run: Path, step: int, measured: Mapping[str, Any]) -> dict[str, bool
         return {}
     if not math.isclose(one.successes / len(one.outcomes), measured["score"], abs_tol=1e-6):  # metrics are float32
         return {}
-    return {_named(state): outcome["success"] for state, outcome in one.outcomes.items()}
+    return {_named(state): float(outcome["success"]) for state, outcome in one.outcomes.items()}
 
 
 def _named(state: State) -> str:
@@ -277,20 +285,34 @@ def _against(ours: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, A
         "interval": bootstrap(probability_of_improvement, [sign * a], [sign * b]) if min(len(a), len(b)) > 1 else None,
     }
     seeds = [seed for seed in ours if seed in first]
-    if 0 < len(seeds) <= MOST_PAIRED:
+    if seeds:
         differences = np.round([ours[seed]["score"] - first[seed]["score"] for seed in seeds], DIGITS)
         tests["paired_seeds"] = {"mean_difference": float(differences.mean()), "p": sign_flip_p(differences)}
     states = [(seed, state) for seed in seeds for state in ours[seed]["states"] if state in first[seed]["states"]]
     if states:
-        pairs = [(ours[seed]["states"][state], first[seed]["states"][state]) for seed, state in states]
-        result = compare([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-        tests["paired_episodes"] = {
-            "states": result.episodes,
-            "only_this": result.only_a,
-            "only_first": result.only_b,
-            "mcnemar_p": result.p_value,
-        }
+        pairs = [(state, ours[seed]["states"][state], first[seed]["states"][state]) for seed, state in states]
+        tests["paired_episodes"] = (_mcnemar if study.metric == "success" else _mean_difference)(pairs)
     return tests
+
+
+def _mcnemar(pairs: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
+    """Compares two rows' successes, of (state, ours, the first's)."""
+    result = compare([bool(ours) for _, ours, _ in pairs], [bool(first) for _, _, first in pairs])
+    return {
+        "states": result.episodes,
+        "only_this": result.only_a,
+        "only_first": result.only_b,
+        "mcnemar_p": result.p_value,
+    }
+
+
+def _mean_difference(pairs: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
+    """Compares two rows' scores by state: each state's difference, its mean over runs, and an interval over states."""
+    by_state: dict[str, list[float]] = {}
+    for state, ours, first in pairs:
+        by_state.setdefault(state, []).append(ours - first)
+    means = np.round([np.mean(differences) for differences in by_state.values()], DIGITS)
+    return {"states": len(means), "mean_difference": float(means.mean()), "interval": of_mean(means)}
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -325,7 +347,7 @@ def markdown(found: Mapping[str, Any]) -> str:
                 f"Against {row['first']}:",
                 "",
                 f"| | better ({lower_or_higher}) in a pair of runs (bootstrap 95 %) | difference, paired seeds "
-                "| paired episodes |",
+                f"| paired episodes{'' if metric == 'success' else ': mean difference (95 % over states)'} |",
                 "|---|---|---|---|",
             ]
         tests = row["against_first"]
@@ -336,7 +358,10 @@ def markdown(found: Mapping[str, Any]) -> str:
             difference = round(seeds["mean_difference"], DIGITS) + 0.0  # not the last bits of a sum that is 0, nor -0
             by_seed = f"{difference:+.3g}, p = {seeds['p']:.3g} (signs flipped)"
         by_state = ""
-        if states:
+        if states and "mean_difference" in states:
+            by_state = f"{states['mean_difference'] + 0.0:+.3g} "
+            by_state += f"({_pair(states['interval']) if states['interval'] else '-'}) of {states['states']}"
+        elif states:
             by_state = f"{states['only_this']} against {states['only_first']} of {states['states']}, "
             by_state += f"McNemar p = {states['mcnemar_p']:.3g}"
         lines.append(f"| {name(row)} | {better} | {by_seed} | {by_state} |")
@@ -395,9 +420,17 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
     A mean over fewer seeds than the row has is hollow: a run has not come so far. Runs whose folders are in `left_out`
     have no part, nor has a run's policy whose name is there, as in the table's `failed`.
     """
-    figure = new_figure(figsize=(7, 4.2), dpi=100)
+    cells = list(dict.fromkeys(run.cell for run in runs))
+    labels = {
+        (cell, policy): textwrap.fill(f"{cell}{_of(policy, study)}", LEGEND_COLUMNS, break_on_hyphens=False)
+        for cell in cells
+        for policy in study.policies
+    }
+    # Below the curves, as high as it is: names of several settings would leave these no place beside it.
+    lines = sum(label.count("\n") + 1 for label in labels.values())
+    figure = new_figure(figsize=(7, 4.2 + LEGEND_INCHES * lines), dpi=100)
     axes = figure.add_subplot()
-    for cell in dict.fromkeys(run.cell for run in runs):
+    for cell in cells:
         for policy in study.policies:
             name = f"{policy}/{study.metric}" if policy else study.metric
             points: dict[int, list[float]] = {}
@@ -412,8 +445,8 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
                         points.setdefault(row["step"], []).append(row[name])
             steps = sorted(points)
             means = [float(np.mean(points[step])) for step in steps]
-            label = f"{cell}{_of(policy, study)}"
-            (line,) = axes.plot(steps, means, marker="o", label=label.replace("$", r"\$"))  # no formula
+            label = labels[cell, policy].replace("$", r"\$")  # no formula
+            (line,) = axes.plot(steps, means, marker="o", label=label)
             low, high = [min(points[step]) for step in steps], [max(points[step]) for step in steps]
             axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
             few = [i for i, step in enumerate(steps) if len(points[step]) < len(mine)]
@@ -424,7 +457,7 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
     metric = study.metric.replace("$", r"\$")
     axes.set_title(f"{metric}: mean over seeds, and their range", fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)  # beside the curves
+    figure.legend(fontsize=8, loc="outside lower left")
     with told_place(out), scratch_file(out / "curves.png") as scratch:
         figure.savefig(scratch, format="png")
 

@@ -17,12 +17,12 @@ from chunkwise.envs.recorder import (
     Dataset,
     MetadataFiles,
     claim,
-    locked,
     record,
     record_whole,
     to_be_recorded,
 )
 from chunkwise.errors import BusyError, ConfigError, StorageError
+from chunkwise.files.lock import locked
 from chunkwise.files.new_folder import new_folder
 from tests.chunkwise.calls import Calls
 from tests.chunkwise.distributed.test_jobs import opener
@@ -99,7 +99,7 @@ def test_a_recording_is_made_claimed_finished_and_gone_on_with(tmp_path: Path) -
     assert (path / METADATA.finished).exists()
     with pytest.raises(ConfigError, match=r"record\.seed is 2, there 1"):
         record(dataclasses.replace(dataset, settings={"seed": 2}), path, report=said.append)
-    with locked(path), pytest.raises(BusyError):
+    with locked(path, "mine"), pytest.raises(BusyError, match=f"another process is recording into {path}"):
         record(dataset, path, report=said.append)
 
 
@@ -157,9 +157,9 @@ def test_a_dataset_that_another_process_wrote_meanwhile_is_kept(tmp_path: Path) 
 
 
 def test_a_folder_is_locked_for_one_process(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(BusyError, match="another process is recording into"), locked(tmp_path):
+    with locked(tmp_path, "first"), pytest.raises(BusyError, match="second"), locked(tmp_path, "second"):
         pass
-    with locked(tmp_path):
+    with locked(tmp_path, "third"):
         pass
 
 

@@ -66,6 +66,13 @@ def test_flipped_signs_are_scipys():
         assert sign_flip_p(x) == pytest.approx(expected)
     assert sign_flip_p(np.array([0.1, 0.2, 0.3])) == 0.25
     assert sign_flip_p(np.zeros(4)) == 1
+    many = np.random.default_rng(0).normal(0.3, 1.0, 24)
+    drawn = scipy.stats.permutation_test(
+        (many,), np.mean, permutation_type="samples", n_resamples=100_000, rng=np.random.default_rng(1)
+    )
+    assert sign_flip_p(many) == pytest.approx(drawn.pvalue, abs=0.01)
+    assert sign_flip_p(many) == sign_flip_p(many)
+    assert sign_flip_p(np.ones(40)) == pytest.approx(1 / (1 + 2**16)), "what was found counts as one of the choices"
 
 
 def test_differences_that_cancel_have_a_p_of_1_whatever_their_rounding():

@@ -1,6 +1,7 @@
-"""What is no result of a study, and what of a study's file is refused before anything is trained."""
+"""What is no result of a study, and what is said of it."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import re
@@ -13,8 +14,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from chunkwise.config.experiment import RunConfig
-from chunkwise.config.study import Run, StudyConfig, read_study, runs_of
+from chunkwise.config.study import StudyConfig, digest_of, runs_of
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.lock import locked
 from chunkwise.reports import study as program
 from chunkwise.reports import study_fleet, study_progress, study_table
 from chunkwise.reports.study_progress import unfinished
@@ -171,92 +173,11 @@ def test_a_row_that_is_not_measured_is_empty_and_the_others_are_written(tmp_path
         study_table.table(none, runs, tmp_path, {}, {})
 
 
-@pytest.mark.parametrize("flag", ["--run.seed", "--run.dir", "--run.resume", "--run.no-resume", "--dry-run"])
-def test_what_a_study_sets_itself_is_no_flag_of_its_own(flag: str):
-    with pytest.raises(ConfigError, match=f"^{flag}: expected no such flag"):
-        runs_of(StudyConfig(config="qchunk/debug", seeds=(0,), flags=(flag, "1")))
-    with pytest.raises(ConfigError, match=f"^{flag}: expected no such flag"):
-        runs_of(StudyConfig(config="qchunk/debug", seeds=(0,), grid={flag[2:]: ("1", "2")}))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"grid": {"agent.horizon": ("15")}}, "grid has '15' for agent.horizon; expected a tuple of words"),
-        ({"grid": {"agent.horizon": (1, 5)}}, r"grid has \(1, 5\) for agent.horizon; expected"),
-        ({"grid": {"size": {"small": 4}}}, "grid has {'small': 4} for size; expected"),
-        ({"evaluate": ("--episodes", "4", "--out", "x")}, "evaluate has --out; each run's outcomes have their place"),
-        ({"evaluate": (), "metric": "error"}, "metric is 'error', and evaluate measures none .* success, return"),
-    ],
-)
-def test_a_grid_of_other_than_words_is_refused(settings: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        StudyConfig(config="qchunk/debug", seeds=(0,), **settings)
-
-
-@pytest.mark.parametrize("axis", ["data.task", "task"])
-def test_values_of_a_grid_are_words_as_on_a_command_line(axis: str):
-    def runs(words: str) -> list[Run]:
-        values: Any = {"mine": f"--data.task {words}"} if axis == "task" else (words,)
-        return runs_of(StudyConfig(config="qchunk/debug", seeds=(0,), grid={axis: values}))
-
-    (run,) = runs("'my task'")
-    assert run.words == ("qchunk/debug", "--data.task", "my task", "--run.seed", "0")
-    with pytest.raises(ConfigError, match=f'my task" for {axis}: No closing quotation; expected words as on'):
-        runs("'my task")
-
-
-def test_a_runs_seed_stands_where_its_flags_say():
-    grid = {"data.path": ("data/{seed}",), "mine": {"own": "--data.task {seed}-{seed}"}}
-    study = StudyConfig(config="qchunk/debug", seeds=(7, 12), grid=grid, flags=("--run.compile-cache", "all-{seed}"))
-    for run in runs_of(study):
-        number = str(run.seed)
-        assert run.words[1:3] == ("--run.compile-cache", f"all-{number}")
-        assert run.words[3:] == (
-            "--data.path", f"data/{number}", "--data.task", f"{number}-{number}", "--run.seed", number
-        )  # fmt: skip
-    cell = "data.path=data_seed_mine=own"
-    assert {run.folder for run in runs_of(study)} == {f"{cell}/seed_7", f"{cell}/seed_12"}
-    with pytest.raises(ValueError, match=r"evaluate has \{seed\}; expected the same flags for all runs"):
-        StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=("--seed", "{seed}"))
-
-
-def test_reinforcement_goes_on_with_each_run_of_the_closed_loop():
-    """Twice with each, with drives to learn from and without."""
-    first, then = (runs_of(read_study(name)[0]) for name in ("driving_closed_loop", "driving_reinforcement"))
-    starts = [run.words[run.words.index("--waypoints.weights") + 1] for run in then]
-    assert sorted(starts) == sorted(f"studies/driving_closed_loop/{run.folder}" for run in first * 2)
-    assert all(start.endswith(f"/seed_{run.seed}") for start, run in zip(starts, then, strict=True))
-
-
-def test_a_cell_with_a_long_name_has_a_folder_that_can_be_made_and_a_short_one_its_words(tmp_path: Path):
-    """Every byte of these names is one character."""
-    axis = "data.task"
-
-    def place(value: str) -> str:
-        (run,) = runs_of(StudyConfig(config="qchunk/debug", seeds=(0,), grid={axis: (value,)}))
-        assert run.cell == f"{axis}={value}"
-        return run.folder.removesuffix("/seed_0")
-
-    short = "a" * 140
-    assert place(short) == f"{axis}={short}"
-    names = {place("a" * 300), place("a" * 301), place("a" * 141)}
-    assert {len(name) for name in names} == {150}
-    assert len(names) == 3
-    assert all(re.fullmatch(rf"{axis}=a{{127}}-[0-9a-f]{{12}}", name) for name in names)
-
-
-@pytest.mark.parametrize("name", ["flags", "policies", "evaluate"])
-def test_a_word_in_place_of_words_is_refused(name: str):
-    given: dict[str, Any] = {name: "--episodes 3"}
-    with pytest.raises(ValueError, match=f"{name} is '--episodes 3'; .* such as .'--episodes', '3'."):
-        StudyConfig(config="qchunk/debug", seeds=(0,), **given)
-
-
 @pytest.mark.parametrize(
     ("config", "metric", "flags", "why"),
     [
-        ("qchunk/debug", "success", ("--episode", "four"), "argument --episodes: invalid int value: 'four'"),
+        ("qchunk/debug", "success", ("--episode", "4"), "unrecognized arguments: --episode 4"),
+        ("qchunk/debug", "success", ("--episodes", "four"), "argument --episodes: invalid int value: 'four'"),
         ("qchunk/debug", "success", ("--chunks", "4"), "unrecognized arguments: --chunks 4"),
         ("qchunk/debug", "success", ("--episodes", "0"), "--episodes is 0; expected a number above 0"),
         ("qchunk/debug", "success", ("--checkpoint", "bset"), "--checkpoint is bset; expected newest, best or"),
@@ -336,13 +257,87 @@ def test_a_run_that_is_no_result_after_all_were_trained_is_an_exit_code(
 
 
 def test_an_earlier_checkpoint_that_a_study_asks_for_is_complete(tmp_path: Path):
+    """Not once the run has more updates: another may be its best, and its newest by then."""
     for flags, complete in (((), False), (("--checkpoint", "best"), True), (("--checkpoint=1",), True)):
-        study_table.begin_evaluation(tmp_path, flags)
+        study_table.begin_evaluation(tmp_path, flags, 4)
         assert not study_table.is_evaluated(tmp_path, flags, 4)
         made = {"step": 1, "outcomes": [{"seed": 0}]}
         (tmp_path / study_table.EVALUATION).write_text(json.dumps(made))
         assert study_table.is_evaluated(tmp_path, flags, 4) is complete
-    assert study_table.is_evaluated(tmp_path, ("--checkpoint=1",), 1)
+    assert not study_table.is_evaluated(tmp_path, ("--checkpoint=1",), 5)
+    (tmp_path / study_table.FLAGS).write_text(json.dumps({"flags": ["--checkpoint=1"]}))  # as earlier versions wrote it
+    assert study_table.is_evaluated(tmp_path, ("--checkpoint=1",), 5)
+    (tmp_path / study_table.FLAGS).unlink()
+    assert study_table.is_evaluated(tmp_path, ("--checkpoint=1",), 5)
+
+
+def test_an_evaluation_waits_for_that_of_another_process_and_is_not_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Kills: outcomes of one process beside the flags of another, where a study's `evaluate` had changed meanwhile."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=("--episodes", "3"))
+    (run,) = runs_of(study)
+    folder, steps, asked = tmp_path / run.folder, run.config.train.steps, []
+    place = (folder / study_table.EVALUATION).parent
+    place.mkdir(parents=True)
+    monkeypatch.setattr(program, "is_finished", lambda *_: True)
+    monkeypatch.setattr(program, "evaluated_otherwise", lambda *_: "")
+    monkeypatch.setattr(program, "_call", lambda *_: asked.append(1) or "")
+    processes = program.Processes()
+
+    def ends(seconds: float) -> bool:
+        """The other one ends while this one waits for it."""
+        study_table.begin_evaluation(folder, study.evaluate or (), steps)
+        (folder / study_table.EVALUATION).write_text(json.dumps({"step": steps, "outcomes": [{"seed": 0}]}))
+        held.close()
+        return False
+
+    monkeypatch.setattr(processes.stopping, "wait", ends)
+    held = contextlib.ExitStack()
+    held.enter_context(locked(place, "mine"))
+    assert program._one(study, run, tmp_path, processes) == ""
+    assert not asked
+    assert capsys.readouterr().out.count("debug/seed_0: another process evaluates it; waiting for that") == 1
+    changed = dataclasses.replace(study, evaluate=("--episodes", "4"))
+    assert program._one(changed, run, tmp_path, processes) == ""
+    assert asked == [1]
+    assert digest_of(study, [run]) != digest_of(changed, [run]), "a job of an array that evaluates otherwise is another"
+
+
+def test_a_run_that_failed_is_said_to_have_where_nothing_is_trained(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,))
+    (run,) = runs_of(study)
+    log = study_progress.log_of(run, tmp_path)
+    log.parent.mkdir()
+    log.write_text("step 3\nerror: loss is not finite\n\n")
+    said = study_progress.unfinished(study, [run], tmp_path)
+    assert said == {run.folder: "not begun; its last start ended: error: loss is not finite"}
+    log.write_text("error: loss is not finite\nstep 3\n")
+    assert study_progress.unfinished(study, [run], tmp_path) == {run.folder: "not begun"}
+
+
+def test_names_of_many_settings_leave_the_curves_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Kills: a legend beside the curves, which left them none, and cut each name at its first letters."""
+    figures: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: (figures.append(figure), Path(path).touch()))
+    alone = ("agent.horizon", "optim.learning-rate", "agent.discount", "agent.tau")
+    grid = {**dict.fromkeys(alone, ("1",)), "data.task": ("a", "b"), "data.path": ("a", "b")}
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), grid=grid)
+    runs = runs_of(study)
+    for run in runs:
+        write_metrics(tmp_path / run.folder, *(row(step) | {"policy/success": step / 100} for step in (10, 20)))
+    study_table.draw(study, runs, tmp_path)
+    (figure,) = figures
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    names = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
+    assert names == [run.cell for run in runs]
+    whole, curves, below = figure.bbox, figure.axes[0].get_window_extent(), legend.get_window_extent()
+    assert curves.width > 0.7 * whole.width
+    assert curves.height > 300
+    assert whole.x0 <= below.x0
+    assert below.x1 <= whole.x1
+    assert below.y1 <= curves.y0
 
 
 def test_one_run_is_listed_and_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -102,7 +102,7 @@ def test_an_evaluation_outlives_a_study_whose_config_the_run_refuses(tmp_path: P
     with RunFolder(where, "test"):
         pass
     (folder / "done.json").write_text(json.dumps({"step": steps}))
-    study_table.begin_evaluation(folder, ("--episodes", "3"))
+    study_table.begin_evaluation(folder, ("--episodes", "3"), 1)
     (folder / study_table.EVALUATION).write_text(json.dumps({"step": steps, "outcomes": [{}]}))
     monkeypatch.setattr(program, "_call", lambda *_: "ended with 78: error: another config")
     assert program._one(study, other, tmp_path, program.Processes()) == "ended with 78: error: another config"
@@ -142,7 +142,7 @@ def test_an_evaluation_outlives_a_study_of_fewer_updates(tmp_path: Path, monkeyp
     with RunFolder(where, "test"):
         pass
     (folder / "done.json").write_text(json.dumps({"step": steps + 5}))
-    study_table.begin_evaluation(folder, ())
+    study_table.begin_evaluation(folder, (), 1)
     (folder / study_table.EVALUATION).write_text(json.dumps({"step": steps + 5, "outcomes": [{}]}))
     said = f"ended with 78: error: has {steps + 5} updates"
     monkeypatch.setattr(program, "_call", lambda *_: said)

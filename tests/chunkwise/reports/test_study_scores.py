@@ -79,7 +79,7 @@ def test_states_of_several_tasks_are_told_apart(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0,), grid=GRID, evaluate=())
     runs = runs_of(study)
     for run, solved in zip(runs, ("open", "close"), strict=True):
-        study_table.begin_evaluation(tmp_path / run.folder, ())
+        study_table.begin_evaluation(tmp_path / run.folder, (), 1)
         state = {"seed": 0, "init_hash": "h"}
         outcomes = [state | {"task": task, "success": task == solved} for task in ("open", "close")]
         (tmp_path / run.folder / study_table.EVALUATION).write_text(json.dumps({"step": 1, "outcomes": outcomes}))
@@ -87,9 +87,34 @@ def test_states_of_several_tasks_are_told_apart(tmp_path: Path):
     assert against["paired_episodes"] == {"states": 2, "only_this": 1, "only_first": 1, "mcnemar_p": 1.0}
 
 
+def test_scores_are_compared_state_by_state(tmp_path: Path):
+    """By hand: over two seeds the second row has 2, 1 and 0 more in three states: mean 1, deviation 1, t of 2 degrees
+    of freedom 4.303, so 1 -+ 4.303 / sqrt(3). A state that only one row has does not count."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), grid=GRID, metric="return", evaluate=())
+    runs = runs_of(study)
+    more = {(1, 0): (3.0, 1.0, -1.0), (1, 1): (1.0, 1.0, 1.0)}
+    for number, run in enumerate(runs):
+        study_table.begin_evaluation(tmp_path / run.folder, (), 1)
+        added = more.get((number // 2, run.seed), (0.0, 0.0, 0.0))
+        outcomes = [
+            {"seed": state, "init_hash": "h", "success": state == 0, "reward": 10.0 * state + added[state]}
+            for state in range(3)
+        ]
+        if number == 3:
+            outcomes.append({"seed": 9, "init_hash": "h", "success": True, "reward": 100.0})
+        (tmp_path / run.folder / study_table.EVALUATION).write_text(json.dumps({"step": 1, "outcomes": outcomes}))
+    found = study_table.table(study, runs, tmp_path, {}, {})
+    half = 4.302652729749462 / 3**0.5
+    expected = {"states": 3, "mean_difference": 1.0, "interval": pytest.approx((1 - half, 1 + half))}
+    assert found["rows"][1]["against_first"]["paired_episodes"] == expected
+    text = study_table.markdown(found)
+    assert "| difference, paired seeds | paired episodes: mean difference (95 % over states) |" in text
+    assert "| +1 (-1.48 to 3.48) of 3 |" in text
+
+
 def test_return_is_the_sum_of_rewards_of_an_episode(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="return", evaluate=())
-    study_table.begin_evaluation(tmp_path, ())
+    study_table.begin_evaluation(tmp_path, (), 1)
     outcomes = [{"seed": k, "init_hash": "h", "success": False, "reward": sum_} for k, sum_ in enumerate((-3.0, -4.0))]
     (tmp_path / study_table.EVALUATION).write_text(json.dumps({"step": 1, "outcomes": outcomes}))
     found = study_table.score(tmp_path, study, "policy")
