@@ -132,7 +132,8 @@ class TrainConfig:
     """Parts of a batch whose gradients are summed one after another before an update: less memory, the same update."""
     ema_decay: float | None = dataclasses.field(default=None, metadata=renamed_from("ema"))
     """Share of the old value that a moving average of the trained weights keeps at each update, for example 0.999. The
-    average is what is evaluated and acts. None: no average is kept."""
+    average is what is evaluated and acts, but for PPO and driving's rollouts, whose ratios are to the weights that
+    train: those act there. None: no average is kept."""
     updates_per_call: int = dataclasses.field(default=1, metadata=FREE_ON_RESUME)
     """Updates per dispatch (lax.scan); the results do not depend on it."""
     log_every: int = dataclasses.field(default=100, metadata=FREE_ON_RESUME)
