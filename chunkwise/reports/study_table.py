@@ -454,6 +454,7 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
                 style = {"marker": "o", "linestyle": "none", "color": line.get_color(), "markerfacecolor": "white"}
                 axes.plot([steps[i] for i in few], [means[i] for i in few], **style, label="_fewer seeds")
     axes.set_xlabel("updates")
+    axes.locator_params(axis="x", integer=True)
     metric = study.metric.replace("$", r"\$")
     axes.set_title(f"{metric}: mean over seeds, and their range", fontsize=10)
     axes.grid(alpha=0.3)
