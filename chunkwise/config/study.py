@@ -64,8 +64,11 @@ class StudyConfig:
     in place of the last evaluation's. Other flags evaluate finished runs again."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.config, str):
-            raise ValueError(f"config is {self.config!r}; expected a name or a file, as a word")
+        for field in ("config", "metric"):
+            if not isinstance(getattr(self, field), str):
+                raise ValueError(f"{field} is {getattr(self, field)!r}; expected a name, as a word")
+        if not isinstance(self.grid, Mapping):
+            raise ValueError(f"grid is {self.grid!r}; expected values by field: {{'train.steps': ('5', '10')}}")
         for field in ("flags", "policies", "evaluate"):
             words = getattr(self, field)
             if isinstance(words, str):

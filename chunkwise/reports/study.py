@@ -14,7 +14,6 @@ import contextlib
 import functools
 import importlib
 import io
-import itertools
 import math
 import os
 import re
@@ -34,7 +33,7 @@ from chunkwise.cli.verbs import resolve
 from chunkwise.config.saved import is_run
 from chunkwise.config.study import Run, StudyConfig, digest_of, read_study, runs_of
 from chunkwise.distributed import stopping
-from chunkwise.distributed.cores import cores
+from chunkwise.distributed.cores import shares_of
 from chunkwise.distributed.jobs import do_all
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested, exit_reason, one_line
@@ -47,6 +46,8 @@ from chunkwise.reports.run_record import last_word
 from chunkwise.reports.study_fleet import StudyWorker, leashed, lost_run, require_sbatch, script, submit
 from chunkwise.reports.study_progress import (
     COLUMNS,
+    begun,
+    error_in,
     evaluated_otherwise,
     has_same_config,
     is_complete,
@@ -55,6 +56,7 @@ from chunkwise.reports.study_progress import (
     other_data,
     rows,
     unfinished,
+    unfinished_start,
 )
 
 OF = "--of"
@@ -63,8 +65,6 @@ ASK_AGAIN = 0.2
 """Seconds between two looks at a process."""
 BUSY_SECONDS = 5.0
 """Between two tries for a run that another process has open: one of an earlier start of the study."""
-MOST_LINES = 4
-"""Of a run's error that a study says; the log has all."""
 WATCH_SECONDS = 2.0
 """Between two looks at runs that are trained elsewhere."""
 
@@ -116,7 +116,7 @@ def train_all(
       failed: Returned, and filled meanwhile.
     """
     failed = {} if failed is None else failed
-    shares = _shares(workers)
+    shares = shares_of(workers)
     free, lock = list(shares), threading.Lock()
     processes = Processes()
 
@@ -182,6 +182,9 @@ def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
         if otherwise := evaluated_otherwise(run, out):
             say(f"{run.folder}: warning: {otherwise}. {_MEASURED_SO[study.evaluate is None]}")
     else:
+        if not is_run(folder) and (why := unfinished_start(run)):
+            say(f"{run.folder}: {why}", error=True)
+            return why
         say(f"{run.folder}: training")
         if not is_run(folder) or _goes_on(run, folder):  # else it is refused, or at its end, and the evaluation stands
             (folder / study_table.EVALUATION).unlink(missing_ok=True)  # of fewer updates, and of its best by then
@@ -224,6 +227,7 @@ def _alone(folder: Path, name: str, processes: Processes) -> Iterator[None]:
 
 def _call(processes: Processes, words: Sequence[str], log: Path, name: str) -> str:
     """Runs a command; what is said if it failed."""
+    begun(log, words)
     waited, before = False, _size(log)
     while (code := processes.call(words, log)) == BusyError.exit_code:
         if not waited:
@@ -237,11 +241,8 @@ def _call(processes: Processes, words: Sequence[str], log: Path, name: str) -> s
     with open(log, "rb") as file:
         file.seek(before)  # an earlier start may have failed for another reason
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    errors = [i for i, line in enumerate(lines) if line.startswith("error: ")]
-    first = errors[-1] if errors else len(lines) - 1
-    more = itertools.takewhile(lambda line: line.startswith("  "), lines[first + 1 :])  # such as which files differ
-    said = " ".join([*lines[max(first, 0) : first + 1], *(line.strip() for line in more)][:MOST_LINES])
-    if code < 0 and not errors:
+    said = error_in(lines) or "".join(lines[-1:])
+    if code < 0 and not error_in(lines):
         said = f"{exit_reason(code)}{', perhaps for want of memory' * (code == -signal.SIGKILL)}"
     why = f"ended with {code}: {said}"
     say(f"{name}: {why} (all of it in {log})", error=True)
@@ -251,16 +252,6 @@ def _call(processes: Processes, words: Sequence[str], log: Path, name: str) -> s
 def _size(log: Path) -> int:
     """Bytes of a log; 0 where there is none yet."""
     return log.stat().st_size if log.exists() else 0
-
-
-def _shares(workers: int) -> list[set[int]]:
-    """Cores of this process for each worker, as many for all, since a digest depends on their number; with more workers
-    than cores they share them."""
-    usable = cores()
-    if workers > len(usable):
-        return [set(usable)] * workers
-    each = len(usable) // workers
-    return [set(usable[i * each : (i + 1) * each]) for i in range(workers)]
 
 
 def train_on_fleet(
@@ -420,12 +411,12 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         otherwise = {run.folder: said for run in measured if (said := evaluated_otherwise(run, out))}
         found = study_table.write(study, runs, out, failed, left_out, otherwise)
         not_begun = {run.folder for run in runs if not _is_drawn(run, out)}
-        study_table.draw(study, runs, out, {*found["failed"], *others, *not_begun})
+        drawn = study_table.draw(study, runs, out, {*found["failed"], *others, *not_begun})
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     show(study_table.markdown(found))
-    show(f"{out / 'table.md'}, table.json, curves.png")
+    show(f"{out / 'table.md'}, table.json{', curves.png' * drawn}")
     missing = left_out and not arguments.table
     if missing:
         say(

@@ -1,7 +1,10 @@
 """How far the runs of a study are, read from their folders: wherever they are trained."""
 
+import contextlib
+import itertools
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,18 @@ from chunkwise.config.saved import (
 from chunkwise.config.study import Run, StudyConfig
 from chunkwise.errors import DataError, NonFiniteError, RunError, one_line
 from chunkwise.files import dataset_files
+from chunkwise.files.durable import make_folders
+from chunkwise.files.place import told_place
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports import study_table
 from chunkwise.reports.run_record import last_word
+from chunkwise.train.run_dir import IN_USE
 
 COLUMNS = ("run", "state", "updates", "score")
+MOST_LINES = 4
+"""Of a run's error that a study says; the log has all."""
+_COMMAND = "$ "
+"""Before a command in a log."""
 NOT_EVALUATED = "not evaluated"
 """What is said of a finished run none of whose numbers is the study's metric."""
 _TAIL = 1 << 16
@@ -162,13 +172,52 @@ def log_of(run: Run, out: Path) -> Path:
     return out / "logs" / f"{run.folder.replace('/', '-')}.txt"
 
 
+def begun(log: Path, words: Sequence[str]) -> None:
+    """Begins what a command prints with the command itself, so that an error behind it is its own."""
+    with told_place(log):
+        make_folders(log.parent)
+        with open(log, "a") as file:
+            file.write(f"{_COMMAND}{shlex.join(words)}\n")
+
+
+def error_in(lines: Sequence[str]) -> str:
+    """Returns the last error of what a program has printed, with what it says of it; empty where there is none.
+
+    Args:
+      lines: Without empty ones.
+    """
+    errors = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    if not errors:
+        return ""
+    # Behind it stands, for example, which files differ.
+    more = itertools.takewhile(lambda line: line.startswith("  "), lines[errors[-1] + 1 :])
+    return " ".join([lines[errors[-1]], *(line.strip() for line in more)][:MOST_LINES])
+
+
 def _last_error(log: Path) -> str:
-    """What is said of the last start of a run, if it ended with an error; empty, if not, or if one is under way."""
+    """What is said of a run whose last start ended with an error; empty of others, and where one waits for another."""
     try:
-        last = next((line for line in reversed(_tail(log)) if line.strip()), b"").decode(errors="replace")
+        lines = [line.decode(errors="replace") for line in _tail(log) if line.strip()]
     except OSError:
         return ""
-    return f"; its last start ended: {last.strip()}" if last.startswith("error: ") else ""
+    begins = [i for i, line in enumerate(lines) if line.startswith(_COMMAND)]
+    said = error_in(lines[begins[-1] + 1 :] if begins else lines)
+    return f"; its last start ended: {said}" if said and IN_USE not in said else ""
+
+
+def unfinished_start(run: Run) -> str:
+    """Returns what is said of a run whose flags name another one that is not at its end; empty, if none does.
+
+    What such a run would begin with depends on when it begins.
+    """
+    for word in run.words[1:]:
+        with contextlib.suppress(OSError):  # a word that no path can be
+            if not word.startswith("-") and is_run(Path(word)):
+                steps = int(read_flat(Path(word))["train.steps"])
+                if last_word(Path(word), steps) is None:
+                    step = _last_step(Path(word) / "metrics.jsonl") or 0
+                    return f"begins with {word}, which is at step {step} of {steps}; finish that run first"
+    return ""
 
 
 def _how_far(run: Run, folder: Path) -> str:

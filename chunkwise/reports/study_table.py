@@ -32,6 +32,8 @@ FLAGS = "evaluations/study_flags.json"
 """Beside it, with which flags."""
 TABLE = "table.json"
 """In the study's folder."""
+COLOURS, LINE_STYLES = 10, ("-", "--", ":", "-.")
+"""Of matplotlib, before they come again, and what tells those then from the first."""
 LEGEND_COLUMNS, LEGEND_INCHES = 95, 0.19
 """Letters of a line below the curves, and its height."""
 NEAREST = 10
@@ -414,8 +416,10 @@ def write(
     return found
 
 
-def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collection[str] = ()) -> None:
-    """Draws curves.png: the metric at each evaluation, its mean over seeds and their range.
+def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collection[str] = ()) -> bool:
+    """Draws curves.png: the metric at each evaluation, its mean over seeds and their range; whether there is any.
+
+    Training evaluates no score of closed loop, say: then there is no file.
 
     A mean over fewer seeds than the row has is hollow: a run has not come so far. Runs whose folders are in `left_out`
     have no part, nor has a run's policy whose name is there, as in the table's `failed`.
@@ -429,7 +433,7 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
     # Below the curves, as high as it is: names of several settings would leave these no place beside it.
     lines = sum(label.count("\n") + 1 for label in labels.values())
     figure = new_figure(figsize=(7, 4.2 + LEGEND_INCHES * lines), dpi=100)
-    axes = figure.add_subplot()
+    axes, drawn = figure.add_subplot(), list[bool]()
     for cell in cells:
         for policy in study.policies:
             name = f"{policy}/{study.metric}" if policy else study.metric
@@ -446,7 +450,10 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
             steps = sorted(points)
             means = [float(np.mean(points[step])) for step in steps]
             label = labels[cell, policy].replace("$", r"\$")  # no formula
-            (line,) = axes.plot(steps, means, marker="o", label=label)
+            label = f" {label}" if label.startswith("_") else label  # which matplotlib would leave out
+            style = LINE_STYLES[len(drawn) // COLOURS % len(LINE_STYLES)]
+            (line,) = axes.plot(steps, means, style, marker="o", label=label)
+            drawn.append(bool(points))
             low, high = [min(points[step]) for step in steps], [max(points[step]) for step in steps]
             axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
             few = [i for i, step in enumerate(steps) if len(points[step]) < len(mine)]
@@ -459,8 +466,13 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path, left_out: Collectio
     axes.set_title(f"{metric}: mean over seeds, and their range", fontsize=10)
     axes.grid(alpha=0.3)
     figure.legend(fontsize=8, loc="outside lower left")
-    with told_place(out), scratch_file(out / "curves.png") as scratch:
-        figure.savefig(scratch, format="png")
+    with told_place(out):
+        if not any(drawn):
+            (out / "curves.png").unlink(missing_ok=True)
+            return False
+        with scratch_file(out / "curves.png") as scratch:
+            figure.savefig(scratch, format="png")
+    return True
 
 
 def _number(value: float) -> str:

@@ -52,6 +52,9 @@ from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM
 from chunkwise.train import log_file, loggers, machine
 
+IN_USE = "is in use by"
+"""In what is said of a folder that another process trains in."""
+
 SEEN_SECONDS = 60.0
 """For which a process waits for a file that the first one has written; a network's file system shows it late."""
 _LOOK = 0.2
@@ -157,7 +160,7 @@ class RunFolder:
         except OSError as error:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "another process"
-            raise BusyError(f"{self.path} is in use by {holder}. Wait for it, or choose another --run.dir") from error
+            raise BusyError(f"{self.path} {IN_USE} {holder}. Wait for it, or choose another --run.dir") from error
         os.truncate(self._lock.fileno(), 0)
         holder = f"process {os.getpid()} on {socket.gethostname()}"
         os.write(self._lock.fileno(), holder.encode())  # no buffer that would fail again when closed

@@ -10,7 +10,7 @@ from driving.config import AHEAD, AugmentConfig, DataConfig, DrivingConfig, Eval
 
 
 def get_config() -> DrivingConfig:
-    """configs/driving/waypoints.py with three modes and a third more updates; docs/driving.md has what came of it."""
+    """configs/driving/waypoints.py with three modes and a third more updates; docs/driving_results.md has both."""
     return DrivingConfig(
         train=TrainConfig(steps=8000, batch_size=16, log_every=100),
         data=DataConfig(

@@ -10,7 +10,8 @@ constant velocity and the MLP on motion (`chunkwise evaluate RUN --closed-loop`)
 against the held-out drives are in each run's evaluation.json: `python -m driving.evaluate RUN...` makes one table of
 them. history sees no image. configs/studies/driving_reinforcement.py goes on with these runs.
 
-docs/driving.md has what came of them, with one pretraining for three seeds, and nine of them with 6,000 updates.
+docs/driving_results.md has what came of scratch and history, of frozen random on 160 drives in place of 240, and of
+pretrained with one pretraining for three seeds and 6,000 updates.
 """
 
 from chunkwise.config.study import StudyConfig

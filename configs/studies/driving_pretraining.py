@@ -13,7 +13,7 @@ All but the first read no pose. Each pretraining takes as long as 1,800 updates 
 seconds of `timing.jsonl` in 300 updates of each on two idle cores: 32 ms for waypoints, 58 for pairs of moments, 44 for
 hidden tokens, 41 for self-distillation, 38 with the world model. So scratch makes 4,800 updates where a pretrained
 encoder makes 3,000 more, and the world model 4,000. history sees no image; the frozen encoder stays as it was drawn.
-Pretrainings are one each, of seed 0. The docs have what came of it: docs/driving.md.
+Pretrainings are one each, of seed 0. The docs have what came of it: docs/driving_results.md.
 """
 
 from chunkwise.config.study import StudyConfig

@@ -6,7 +6,7 @@ Goes on with the runs of configs/studies/driving_closed_loop.py, in studies/driv
 rounds of 96 drives of 5 s, 90 updates after each, and as many updates that imitate, at the same learning rate. Before
 both stand the runs that they began with. history sees no image; the encoder of frozen random stays as it was drawn.
 
-Not run whole yet; docs/driving.md has what was run of it, some on other drives.
+Not run whole yet; docs/driving_results.md has what was run of it, some on other drives.
 """
 
 from chunkwise.config.study import StudyConfig

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from chunkwise.config.experiment import RunConfig
 from chunkwise.config.study import StudyConfig, read_study, runs_of
+from chunkwise.distributed.cores import shares_of
 from chunkwise.errors import ConfigError, DataError, StopRequested
 from chunkwise.reports import study as program
 from chunkwise.reports import study_table
@@ -58,7 +59,7 @@ def test_a_study_that_cannot_be_is_named(tmp_path: Path):
     (tmp_path / "y.py").write_text(own + STUDY)
     assert read_study(str(tmp_path / "y.py"))[0].seeds == (3, 4)
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"seeds": (1, 1)}, "different numbers"),
+        ({"seeds": (1, 1)}, "different whole numbers"),
         ({"seeds": ()}, "at least one"),
         ({"seeds": (1,), "grid": {"a": ()}}, "no values for a"),
         ({"seeds": (1,), "evaluate": (), "policies": ("policy", "behaviour_cloning")}, "expected policies to be"),
@@ -437,10 +438,10 @@ def test_a_study_that_is_to_stop_asks_its_runs_to(tmp_path: Path):
 
 def test_cores_are_divided_evenly(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5, 7})
-    assert program._shares(2) == [{0, 1}, {2, 5}]
-    assert program._shares(1) == [{0, 1, 2, 5, 7}]
-    assert program._shares(5) == [{0}, {1}, {2}, {5}, {7}]
-    assert program._shares(6) == [{0, 1, 2, 5, 7}] * 6
+    assert shares_of(2) == [{0, 1}, {2, 5}]
+    assert shares_of(1) == [{0, 1, 2, 5, 7}]
+    assert shares_of(5) == [{0}, {1}, {2}, {5}, {7}]
+    assert shares_of(6) == [{0, 1, 2, 5, 7}] * 6
 
 
 def study_in(folder: Path, *more: str) -> list[str]:

@@ -312,8 +312,43 @@ def test_a_run_that_failed_is_said_to_have_where_nothing_is_trained(tmp_path: Pa
     log.write_text("step 3\nerror: loss is not finite\n\n")
     said = study_progress.unfinished(study, [run], tmp_path)
     assert said == {run.folder: "not begun; its last start ended: error: loss is not finite"}
-    log.write_text("error: loss is not finite\nstep 3\n")
-    assert study_progress.unfinished(study, [run], tmp_path) == {run.folder: "not begun"}
+    log.write_text("error: the dataset is another\n  changed: a.hdf5\n\nRestore these files\n")
+    said = "; its last start ended: error: the dataset is another changed: a.hdf5"
+    assert study_progress.unfinished(study, [run], tmp_path) == {run.folder: f"not begun{said}"}
+    study_progress.begun(log, ["chunkwise", "train", "my config"])
+    assert log.read_text().endswith("\n$ chunkwise train 'my config'\n")
+    assert study_progress.unfinished(study, [run], tmp_path) == {run.folder: "not begun"}, "it is on its way again"
+    with open(log, "a") as file:
+        file.write(f"error: {tmp_path / run.folder} is in use by process 3. Wait for it\n")
+    assert study_progress.unfinished(study, [run], tmp_path) == {run.folder: "not begun"}, "another process trains it"
+
+
+def test_a_run_does_not_begin_with_one_that_is_not_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Kills: gains over starts that had not been trained to the end, in silence."""
+    (first,) = runs_of(StudyConfig(config="qchunk/debug", seeds=(0,)))
+    begin = dataclasses.replace(first.config, run=RunConfig(dir=str(tmp_path / "first")))
+    with RunFolder(begin, "qchunk"):
+        pass
+    (tmp_path / "first/metrics.jsonl").write_text(json.dumps({"step": 3, "split": "train"}) + "\n")
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), flags=("--data.path", str(tmp_path / "first")))
+    (run,) = runs_of(study)
+    steps = first.config.train.steps
+    why = f"begins with {tmp_path / 'first'}, which is at step 3 of {steps}; finish that run first"
+    assert program._one(study, run, tmp_path, program.Processes()) == why
+    assert capsys.readouterr().err == f"{run.folder}: {why}\n"
+    (tmp_path / "first/done.json").write_text(json.dumps({"step": steps}))
+    assert study_progress.unfinished_start(run) == ""
+
+
+def test_without_a_curve_there_is_no_file_of_curves(tmp_path: Path):
+    """Such as of scores in closed loop, which training does not evaluate."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="score", evaluate=())
+    (run,) = runs_of(study)
+    write_metrics(tmp_path / run.folder, row(10))
+    (tmp_path / "curves.png").touch()
+    assert not study_table.draw(study, [run], tmp_path)
+    assert not (tmp_path / "curves.png").exists()
+    assert study_table.draw(dataclasses.replace(study, metric="success", evaluate=None), [run], tmp_path)
 
 
 def test_names_of_many_settings_leave_the_curves_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
