@@ -225,7 +225,6 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         usage="chunkwise compile NAME_OR_FILE --topology KIND:NUMBER [--field value ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("config", metavar="NAME_OR_FILE", help="as for chunkwise train; any field may follow")
     parser.add_argument("--topology", required=True, help=f"kind and number of devices: {', '.join(EXAMPLES)}")
