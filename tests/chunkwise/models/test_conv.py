@@ -45,9 +45,23 @@ def test_bfloat16_stays_bfloat16():
     assert params["params"]["kernel"].dtype == jnp.float32
 
 
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_convolution_by_hand(monkeypatch: pytest.MonkeyPatch, on_cpu: bool):
-    monkeypatch.setattr("chunkwise.models.layers._on_cpu", lambda: on_cpu)
+def elsewhere(*operands: Any, cpu: Any, default: Any) -> Any:
+    """Stands in for jax.lax.platform_dependent: as on a GPU or TPU."""
+    return default(*operands)
+
+
+@pytest.mark.parametrize("form", ["product", "own"])
+def test_convolution_by_hand(monkeypatch: pytest.MonkeyPatch, form: str):
+    if form == "own":
+        monkeypatch.setattr(jax.lax, "platform_dependent", elsewhere)
     x = jnp.arange(9, dtype=jnp.float32).reshape(1, 3, 3, 1)
     out = convolve(x, jnp.ones((3, 3, 1, 1)), 1)[0, :, :, 0]
     np.testing.assert_array_equal(out, [[8, 15, 12], [21, 36, 27], [20, 33, 24]])
+
+
+@pytest.mark.parametrize(("platform", "own"), [("cpu", 0), ("cuda", 1), ("tpu", 1)])
+def test_the_form_is_that_of_the_device_that_it_is_compiled_for(platform: str, own: int):
+    """Not of the one that compiles it: chunkwise compile asks for GPUs and TPUs on a CPU."""
+    traced = jax.jit(lambda x, kernel: convolve(x, kernel, 1)).trace(jnp.ones((1, 8, 8, 2)), jnp.ones((3, 3, 2, 4)))
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("stablehlo.convolution") == own

@@ -244,9 +244,8 @@ def convolutions(agent: QCAgent, batch: Any) -> int:
 
 
 def test_best_of_n_encodes_an_observation_once_a_network(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "chunkwise.models.layers._on_cpu", lambda: False
-    )  # on a CPU a convolution is compiled as a product
+    # On a CPU a convolution is compiled as a product.
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *operands, cpu, default: default(*operands))
     batch = seen_batch()
     counts = [convolutions(agent_of(policy="best_of_n", num_samples=n), batch) for n in (2, 8)]
     assert counts[0] == counts[1] == 2 * len(CAMERAS) * 3  # two networks, three convolutions a camera
