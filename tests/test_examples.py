@@ -115,11 +115,11 @@ def test_launch_takes_what_it_is_started_with(name: str, devices: int, stands_in
         assert config.mesh.data in (-1, devices // config.mesh.fsdp)
 
 
-@pytest.mark.parametrize("code", [0, 64, 65, 70, 74, 75, 76, 78, 134])
+@pytest.mark.parametrize("code", [0, 64, 65, 70, 74, 75, 76, 78, 134, 137, 139, 253])
 def test_exit_codes_come_back(code: int, stands_in: dict[str, str]):
     for name in ("slurm", "jobset", "skypilot"):
         found, said, _ = run(commands()[name], stands_in | {"CODES": str(code)})
-        again = name == "slurm" and code in (75, 76, 134)
+        again = name == "slurm" and code in (75, 76, 134, 137, 139, 253)
         assert found == (0 if again else code)
         assert ("scontrol requeue 7" in said) == again
 

@@ -14,20 +14,25 @@ JAX_COORDINATOR_BIND_ADDRESS is where process 0 listens; by default at the addre
 On Kubernetes JOB_COMPLETION_INDEX stands in for a missing JAX_PROCESS_ID or NODE_RANK.
 """
 
+import contextlib
 import dataclasses
+import errno
 import ipaddress
 import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, PeerError
 
 DEFAULT_PORT = 8476
 HEARTBEAT_SECONDS = 10
 """A process that has been silent for so long is dead, and the others end."""
+JOIN_SECONDS = 300
+"""How long processes wait for one another at the start; jax's own limit."""
 SHUTDOWN_SECONDS = 60
 """How long a process that is done waits for the others."""
 
@@ -76,7 +81,9 @@ def initialise() -> None:
     From here on only the first process prints to stdout; errors go to stderr from every process.
 
     Raises:
-      ConfigError: As `decide`; or the other processes cannot be reached, or jax cannot start on the platform asked for.
+      ConfigError: As `decide`; or the first process has no address, another program has its port, or jax cannot start
+        on the platform asked for.
+      PeerError: The first process does not answer.
     """
     decision = decide(os.environ)
     import jax
@@ -106,10 +113,13 @@ def _join(decision: Decision) -> None:
     # Its handler for SIGTERM would replace ours, and Orbax asks it too, from a thread of its own and with other step
     # numbers, which can move the step that was agreed on. chunkwise/train/loop.py agrees on a step by itself.
     jax.config.update("jax_enable_preemption_service", False)
+    listen_at = _listen_at(decision, os.environ)
+    if decision.coordinator is not None and decision.processes is not None:
+        _meet(decision, decision.coordinator, listen_at or os.environ.get(_BIND_ADDRESS))
     try:
         jax.distributed.initialize(
             coordinator_address=decision.coordinator,
-            coordinator_bind_address=_listen_at(decision, os.environ),
+            coordinator_bind_address=listen_at,
             num_processes=decision.processes,
             process_id=decision.index,
             local_device_ids=decision.local_devices,
@@ -121,6 +131,58 @@ def _join(decision: Decision) -> None:
     except (RuntimeError, ValueError) as error:
         where = "" if decision.coordinator is None else f" at {decision.coordinator}"
         raise ConfigError(f"cannot join the other processes{where} ({decision.reason}): {error}") from error
+
+
+def _meet(decision: Decision, coordinator: str, listen_at: str | None) -> None:
+    """Says whom this process waits for, and waits until process 0 can be reached, or its own port is free.
+
+    Where nobody answers, jax would end the process by SIGABRT after five minutes, without the address; where two jobs
+    have one port, gRPC shares it between them, and they end one another.
+
+    Raises:
+      ConfigError: The first process has no address, or another program listens at its port.
+      PeerError: It did not answer.
+    """
+    host, _, port = coordinator.rpartition(":")
+    others = (decision.processes or 1) - 1
+    if decision.index == 0:
+        own = (listen_at or f":{port}").rpartition(":")
+        _require_free(own[0].strip("[]"), int(own[2]))
+        print(f"process 0 waits for {others} more at {coordinator}, {JOIN_SECONDS} s at most", flush=True)
+        return
+    print(f"process {decision.index} joins process 0 at {coordinator}, within {JOIN_SECONDS} s", flush=True)
+    until, said, unknown = time.monotonic() + JOIN_SECONDS, "", False
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            said, unknown = str(error), isinstance(error, socket.gaierror)
+        time.sleep(0.5)
+    text = f"process 0 at {coordinator} ({decision.reason}) could not be reached for {JOIN_SECONDS} s: {said}"
+    raise ConfigError(text) if unknown else PeerError(text)
+
+
+def _require_free(host: str, port: int) -> None:
+    """Raises ConfigError if another program listens at this port for longer than one that ends does."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    until = time.monotonic() + SHUTDOWN_SECONDS
+    while True:
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of connections that have ended
+                tried.bind((host, port))
+                return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return  # jax says what is wrong
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"another program listens at port {port}, where the processes of this run are to meet, for "
+                f"{SHUTDOWN_SECONDS} s: is it another job? Give each one a port of its own, as the variables that "
+                "announce it name it"
+            )
+        time.sleep(0.5)
 
 
 def _listen_at(decision: Decision, environment: Mapping[str, str]) -> str | None:
@@ -191,12 +253,15 @@ def _from_jax(environment: Mapping[str, str]) -> Decision | None:
 def _from_nodes(environment: Mapping[str, str]) -> Decision | None:
     """NNODES, NODE_RANK, MASTER_ADDR."""
     if "NNODES" not in environment:
+        if {"NODE_RANK", "MASTER_ADDR"} <= set(environment):
+            raise ConfigError("NODE_RANK and MASTER_ADDR are set and NNODES is not; set it to the number of nodes")
         return None
-    host = environment.get("MASTER_ADDR")
-    port = environment.get("MASTER_PORT", str(DEFAULT_PORT))
-    address = _address(environment, "JAX_COORDINATOR_ADDRESS") or (
-        None if host is None else ("MASTER_ADDR", host, port)
-    )
+    address = _address(environment, "JAX_COORDINATOR_ADDRESS")
+    if address is None and "MASTER_ADDR" in environment:
+        host, port = environment["MASTER_ADDR"], environment.get("MASTER_PORT", str(DEFAULT_PORT))
+        if not host or (":" in host and not _is_ipv6(host)):
+            raise ConfigError(f"MASTER_ADDR={host!r}; expected a host, whose port is MASTER_PORT")
+        address = ("MASTER_ADDR", host, _checked_port("MASTER_PORT", port, port))
     return _explicit("NNODES", _one_of("NODE_RANK", "JOB_COMPLETION_INDEX", environment), environment, address)
 
 
@@ -222,14 +287,19 @@ def _from_slurm(environment: Mapping[str, str]) -> Decision | None:
             f"SLURM_NTASKS={environment['SLURM_NTASKS']} and {', '.join(missing)} not set: this is not a step of the "
             "job. Start the program with srun, or set JAX_NUM_PROCESSES=1 for a single process"
         )
-    # 'node7', 'node7,host2', 'node[007-015],host2', 'node[001,007-015]'
-    first = re.match(r"([^,\[]+)(?:\[(\w+))?", environment["SLURM_STEP_NODELIST"])
-    if first is None:
-        raise ConfigError(f"SLURM_STEP_NODELIST={environment['SLURM_STEP_NODELIST']!r} names no node")
-    port = _port(_integer("SLURM_JOB_ID", environment))
-    address = ("SLURM_STEP_NODELIST", first[1] + (first[2] or ""), str(port))
+    step = _integer("SLURM_STEP_ID", environment) if "SLURM_STEP_ID" in environment else 0
+    port = _port(_integer("SLURM_JOB_ID", environment) + 997 * step)  # steps of one job may run side by side
+    address = ("SLURM_STEP_NODELIST", _first_node(environment["SLURM_STEP_NODELIST"]), str(port))
     found = _explicit("SLURM_NTASKS", "SLURM_PROCID", environment, address)
     return _with_devices(found, _slurm_tasks_here(environment), "SLURM_LOCALID", environment)
+
+
+def _first_node(nodes: str) -> str:
+    """Returns the first of Slurm's list of nodes: node007 of 'node[007-015,021],host2', a1x of 'a[1-2]x'."""
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]+\])+(?=,|$)", nodes)
+    if first is None:
+        raise ConfigError(f"SLURM_STEP_NODELIST={nodes!r}: expected names of nodes, such as 'node[007-015],host2'")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
 
 
 def _slurm_tasks_here(environment: Mapping[str, str]) -> int:
@@ -346,11 +416,25 @@ def _address(environment: Mapping[str, str], name: str) -> tuple[str, str, str] 
     if text is None:
         return None
     host, colon, port = text.rpartition(":")
-    if not colon:
+    if not colon and text:
         return name, text, str(DEFAULT_PORT)
-    if not host or not port.isdigit():
-        raise ConfigError(f"{name}={text!r}; expected host:port")
-    return name, host.strip("[]"), port
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or (":" in bare and (bare == host or not _is_ipv6(bare))):
+        raise ConfigError(f"{name}={text!r}; expected host:port, an address of IPv6 in brackets")
+    return name, bare, _checked_port(name, text, port)
+
+
+def _checked_port(name: str, text: str, port: str) -> str:
+    """Returns a port that is one; raises ConfigError, with the variable and its text, if it is none."""
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise ConfigError(f"{name}={text!r}; expected a port from 1 to {2**16 - 1}")
+    return port
+
+
+def _is_ipv6(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).version == 6
+    return False
 
 
 def _integer(name: str, environment: Mapping[str, str]) -> int:

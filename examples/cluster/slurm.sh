@@ -4,9 +4,9 @@
 #   sbatch --export=ALL,RUN=/shared/runs/pi0,DATA=/shared/my_dataset examples/cluster/slurm.sh
 #
 # Two minutes ahead of the time limit, and when Slurm takes the nodes for another job, every process gets SIGTERM: the
-# run saves, ends with 75, and is queued again. So it is when a process dies and the others end with 76,
-# or with 134 where jax notices first. An error of one process alone shows as the 76 or 134 of the others, and is tried
-# MAX_RESTARTS times.
+# run saves, ends with 75, and is queued again. So it is when a process dies and the others end with 76, or with 134
+# where jax notices first: 137 and 139 are of a process that was killed, 253 is Slurm's of one that was out of memory.
+# An error of one process alone shows as the 76 or 134 of the others, and is tried MAX_RESTARTS times.
 #SBATCH --job-name=chunkwise
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -34,7 +34,7 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 "$PYTHON" launc
 code=$?
 
 case $code in
-  75 | 76 | 134)
+  75 | 76 | 134 | 137 | 139 | 253)
     if [ "${SLURM_RESTART_COUNT:-0}" -lt "$MAX_RESTARTS" ]; then
       echo "ended with $code: queued again"
       exec scontrol requeue "$SLURM_JOB_ID"

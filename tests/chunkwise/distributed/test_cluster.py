@@ -1,8 +1,10 @@
+import socket
+
 import pytest
 
 from chunkwise.distributed import cluster
 from chunkwise.distributed.cluster import DEFAULT_PORT, Decision, decide
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, PeerError
 
 
 def explicit(processes: int, index: int, coordinator: str, local_devices: tuple[int, ...] | None, reason: str):
@@ -88,10 +90,26 @@ def test_slurm_with_one_task_a_node_leaves_it_all_gpus():
 
 @pytest.mark.parametrize(
     ("nodes", "first"),
-    [("a", "a"), ("a,b", "a"), ("n[07-15],b", "n07"), ("n[1,7-15]", "n1"), ("rack-2-n[3]", "rack-2-n3")],
+    [
+        ("a", "a"),
+        ("a,b", "a"),
+        ("n[07-15],b", "n07"),
+        ("n[1,7-15]", "n1"),
+        ("rack-2-n[3]", "rack-2-n3"),
+        ("gpu[01-04]-ib", "gpu01-ib"),
+        ("a-b-[1-2].x.y,c", "a-b-1.x.y"),
+        ("rack[1-2]node[01-04]", "rack1node01"),
+    ],
 )
 def test_first_node_of_a_slurm_list(nodes: str, first: str):
     assert decide(SLURM_NODE | {"SLURM_STEP_NODELIST": nodes}).coordinator == f"{first}:61443"
+
+
+def test_steps_of_one_job_meet_at_ports_of_their_own():
+    found = [decide(SLURM_NODE | {"SLURM_STEP_ID": str(step)}).coordinator for step in range(100)]
+    assert found[:2] == ["gpu003:61443", "gpu003:62440"]
+    assert len(set(found)) == 100
+    assert all(61440 <= int(str(one).rpartition(":")[2]) < 65536 for one in found)
 
 
 def test_slurm_with_one_task_a_gpu():
@@ -155,7 +173,17 @@ def without(environment: dict[str, str], name: str) -> dict[str, str]:
         (JAX | {"JAX_NUM_PROCESSES": "1"}, "JAX_PROCESS_ID=3 and JAX_NUM_PROCESSES=1"),
         (JAX | {"JAX_NUM_PROCESSES": "0"}, "JAX_NUM_PROCESSES=0; expected at least 1"),
         (JAX | {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two'; expected an integer"),
-        (JAX | {"JAX_COORDINATOR_ADDRESS": "a:http"}, "JAX_COORDINATOR_ADDRESS='a:http'; expected host:port"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "a:http"}, "JAX_COORDINATOR_ADDRESS='a:http'; expected a port from 1 to"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "a:99999"}, "JAX_COORDINATOR_ADDRESS='a:99999'; expected a port from 1 to"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": ""}, "JAX_COORDINATOR_ADDRESS=''; expected host:port"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "fe80::1"}, "expected host:port, an address of IPv6 in brackets"),
+        (NODES | {"MASTER_ADDR": ""}, "MASTER_ADDR=''; expected a host, whose port is MASTER_PORT"),
+        (NODES | {"MASTER_ADDR": "h:29500"}, "MASTER_ADDR='h:29500'; expected a host, whose port is MASTER_PORT"),
+        (NODES | {"MASTER_PORT": ""}, "MASTER_PORT=''; expected a port from 1 to 65535"),
+        (NODES | {"MASTER_PORT": "0"}, "MASTER_PORT='0'; expected a port from 1 to 65535"),
+        (without(NODES, "NNODES"), "NODE_RANK and MASTER_ADDR are set and NNODES is not"),
+        (SLURM_NODE | {"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST='': expected names of nodes"),
+        (SLURM_NODE | {"SLURM_STEP_NODELIST": "a[1-2"}, "SLURM_STEP_NODELIST='a[1-2': expected names of nodes"),
         (without(NODES, "MASTER_ADDR"), "NNODES=2 and MASTER_ADDR is not set"),
         (without(NODES, "NODE_RANK"), "NNODES=2 and NODE_RANK is not set"),
         (SKYPILOT | {"SKYPILOT_NODE_IPS": "10.0.0.7"}, "SKYPILOT_NODE_IPS names 1 nodes and SKYPILOT_NUM_NODES is 2"),
@@ -171,6 +199,38 @@ def test_what_contradicts_itself_is_named(environment: dict[str, str], message: 
     with pytest.raises(ConfigError) as found:
         decide(environment)
     assert message in str(found.value)
+
+
+def test_addresses_of_ipv6():
+    assert decide(NODES | {"MASTER_ADDR": "fe80::1"}).coordinator == f"[fe80::1]:{DEFAULT_PORT}"
+
+
+def test_a_port_where_another_job_listens_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(cluster, "SHUTDOWN_SECONDS", 0)
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
+        port = other.getsockname()[1]
+        for bind in ("127.0.0.1", ""):
+            first = decide(JAX | {"JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"})
+            with pytest.raises(ConfigError, match=f"another program listens at port {port}"):
+                cluster._meet(first, f"127.0.0.1:{port}", f"{bind}:{port}")
+        second = decide(JAX | {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"})
+        cluster._meet(second, f"127.0.0.1:{port}", None)
+    assert f"process 3 joins process 0 at 127.0.0.1:{port}" in capsys.readouterr().out
+    cluster._meet(first, f"127.0.0.1:{port}", f"127.0.0.1:{port}")
+    assert f"process 0 waits for 3 more at 127.0.0.1:{port}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("address", "error"), [("127.0.0.1:9", PeerError), ("no-such-host.invalid:9", ConfigError)])
+def test_a_first_process_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, address: str, error: type[Exception]
+):
+    monkeypatch.setattr(cluster, "JOIN_SECONDS", 1)
+    with pytest.raises(
+        error, match=rf"process 0 at {address} \(JAX_NUM_PROCESSES=4, .*\) could not be reached for 1 s"
+    ):
+        cluster._meet(decide(JAX | {"JAX_COORDINATOR_ADDRESS": address}), address, None)
 
 
 def test_process_0_listens_at_its_own_address_alone(
