@@ -58,10 +58,15 @@ def iterator_at(dataset: Any, start_step: int, *, threads: int) -> Iterator[Any]
     """
     import grain  # takes 1 s, and imports jax
 
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 1 if threads else 0)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=most_ahead(threads))
     iterator = iter(dataset.to_iter_dataset(options))
     iterator.set_state({"next_index": start_step})
     return iterator
+
+
+def most_ahead(threads: int) -> int:
+    """Steps that threads may have come past the oldest one that is not built yet: as many as Grain begins after it."""
+    return threads + 1 if threads else 0
 
 
 def require_shares(batch_size: int, shard: int, num_shards: int) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 
 from chunkwise.data.buffers import LentBuffers
 from chunkwise.data.sampling import STEPS_PER_BLOCK, block_of_starts
-from chunkwise.data.stream import ENDLESS, iterator_at
+from chunkwise.data.stream import ENDLESS, iterator_at, most_ahead
 from chunkwise.data.threads import Workers
 from chunkwise.printable import say
 from qchunk.config import QChunkConfig
@@ -105,7 +105,8 @@ class StepBatches(grain.MapDataset[Batch]):
         if self._store is not None and self._store.spare and self._store.form.image_size is not None:
             self._kept = KeptImages(self._store.spare, self._store.form.image_size)
         # Threads build a few steps ahead: the last pool stays until all of them have left it.
-        self._margin = min(config.data.read_threads, self._schedule.shortest - 1)
+        self._ahead = most_ahead(config.data.read_threads)
+        self._margin = min(self._ahead, self._schedule.shortest - 1)
         self._pools = PoolLoader(self._load)
         self._refreshes, self._number = Refreshes(), -1
         self._pools.start(self._schedule.number(self._schedule.place(start_step)))
@@ -137,7 +138,7 @@ class StepBatches(grain.MapDataset[Batch]):
         batch = parts[0] if len(parts) == 1 else _concatenate(parts)
         if images is not None:
             if self._kept is not None:
-                self._kept.forget(step - self._config.data.read_threads)
+                self._kept.forget(step - self._ahead)
             draw(work, self._workers, self._kept)
             images.put_into(batch)
         return batch
@@ -204,7 +205,7 @@ class StepBatches(grain.MapDataset[Batch]):
         epoch, part = divmod(number, self._schedule.parts)
         last = self._schedule.end(*divmod(number - 1, self._schedule.parts))
         # Threads may still be at steps just before these.
-        first = max(last.step - last.step_in_part, last.step + 1 - ahead - self._config.data.read_threads)
+        first = max(last.step - last.step_in_part, last.step + 1 - ahead - self._ahead)
         config, source = self._config, self._dataset.source
         shared = [episodes_of_pool(config, source, epoch, part, cut.shard).indices for cut in self._cuts]
         for cut in self._cuts:

@@ -1,11 +1,16 @@
 """Which starts a batch has, where the pool is the same in every epoch: against the documented law, in numpy alone."""
 
+import itertools
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from qchunk.data import Batch, make_batches
+from qchunk.data.pool import Pool
+from qchunk.data.stream import StepBatches
 from tests.qchunk.recordings import arrays, config, write
 
 LENGTH, ROWS, STEPS, SHARDS = 50, 4, 70, 2
@@ -72,3 +77,29 @@ def test_the_parts_of_processes_are_of_the_same_law(root: Path):
     parts = [make_batches(cfg, shard=process, num_shards=4) for process in range(4)]
     for step in range(STEPS + 2):
         assert [start for part in parts for start in starts(next(part))] == expected(0, step)
+
+
+def test_a_pool_stays_until_the_last_thread_has_left_it(root: Path, monkeypatch: pytest.MonkeyPatch):
+    built, ahead, make, get = list[int](), threading.Event(), Pool.__init__, StepBatches.__getitem__
+
+    def noted(pool: Pool, cfg: Any, epoch: int, *rest: Any, **named: Any) -> None:
+        built.append(epoch)
+        make(pool, cfg, epoch, *rest, **named)
+
+    def late(batches: StepBatches, step: int) -> Batch:
+        """The epoch's last step begins when the fourth after it, the last that Grain begins beside it, is done."""
+        if step == STEPS - 1:
+            assert ahead.wait(60)
+        batch = get(batches, step)
+        if step == STEPS + 3:
+            ahead.set()
+        return batch
+
+    monkeypatch.setattr(Pool, "__init__", noted)
+    monkeypatch.setattr(StepBatches, "__getitem__", late)
+    batches = make_batches(
+        config(root, steps_per_epoch=STEPS, episodes_per_epoch=1, positive_ratio=1.0, read_threads=3)
+    )
+    for _ in itertools.islice(batches, STEPS + 10):
+        pass
+    assert sorted(built) in ([0, 1], [0, 1, 2]), "none was loaded again"
