@@ -40,7 +40,7 @@ class Prepared:
 
 
 Request = TypeVar("Request", bound=Prepared)
-Draw = tuple[int, ...] | list[tuple[int, ...] | None]
+Draws = tuple[int, ...] | list[tuple[int, ...] | None]
 """Numbers that seed what is drawn for an observation, its rows told apart by their place; or, as a list, for each row
 its own, wherever it stands, None where nobody looks at the row."""
 
@@ -188,7 +188,7 @@ class Policy(abc.ABC, Generic[Request]):
         self,
         observation: Mapping[str, Any],
         *,
-        draw: Draw | None = None,
+        draw: Draws | None = None,
         max_rows: int | None = None,
         by_spec: bool = False,
         **options: Any,
@@ -269,7 +269,7 @@ class Policy(abc.ABC, Generic[Request]):
 
     @abc.abstractmethod
     def _prepare(
-        self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
+        self, observation: Mapping[str, Any], draw: Draws, max_rows: int | None, options: Mapping[str, Any]
     ) -> Request:
         """As `prepare`, of an observation by the names of `spec`; options are known ones, none of them None."""
 
@@ -293,15 +293,15 @@ class Policy(abc.ABC, Generic[Request]):
         """Statistics of the training data's actions; None where there are none."""
         return None
 
-    def _row_generators(self, draw: Draw, rows: int) -> list[np.random.Generator]:
+    def _row_generators(self, draw: Draws, rows: int) -> list[np.random.Generator]:
         """A generator a row, of (seed, draw, row). Of numpy: a number of rows that is new would have jax compile."""
         return [generator(Purpose.SERVED_ACTION, *name) for name in self._row_names(draw, rows)]
 
-    def _row_seeds(self, draw: Draw, rows: int) -> UInt32[np.ndarray, " b"]:
+    def _row_seeds(self, draw: Draws, rows: int) -> UInt32[np.ndarray, " b"]:
         """A seed of 32 bits a row, of (seed, draw, row), for a program that makes jax keys of them."""
         return np.array([seed_of(Purpose.SERVED_ACTION, *name) for name in self._row_names(draw, rows)], np.uint32)
 
-    def _row_names(self, draw: Draw, rows: int) -> list[tuple[int, ...]]:
+    def _row_names(self, draw: Draws, rows: int) -> list[tuple[int, ...]]:
         high, seed = divmod(self._seed, 2**32)
         rest = (high,) if high else ()  # at the end, where the number of those before it tells it from them
         if isinstance(draw, list):

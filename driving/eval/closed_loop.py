@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 
+from chunkwise.envs.rollout import Rollout
 from driving.sim.roads import LANE, Road
 from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, Light, Signal
 
@@ -132,6 +133,12 @@ class Result:
     metres: float
     """Along the route."""
 
+    @classmethod
+    def read(cls, numbers: Float[np.ndarray, " fields"]) -> "Result":
+        """Returns a result of its fields' numbers in their order, as the town shows it."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**dict(zip(names, numbers.astype(np.float64).tolist(), strict=True)))
+
     @property
     def infractions(self) -> tuple[str, ...]:
         """Multipliers that are not 1."""
@@ -147,6 +154,11 @@ class Result:
         multiplied = float(np.prod([getattr(self, name) for name in MULTIPLIERS])) * (progress >= least_progress)
         parts = {"ttc": self.ttc, "progress": progress, "comfort": self.comfort}
         return multiplied * sum(WEIGHTS[name] * value for name, value in parts.items()) / sum(WEIGHTS.values())
+
+
+def result_of(rollout: Rollout) -> Result:
+    """Returns what a drive in a town with measured=True was worth."""
+    return Result.read(rollout.observations["result"][-1])
 
 
 def measure(trace: Trace) -> Result:

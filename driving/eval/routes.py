@@ -38,10 +38,10 @@ from driving.data.batches import open_data
 from driving.data.images import recorded_size
 from driving.data.index import Index
 from driving.eval import baselines
-from driving.eval.closed_loop import MULTIPLIERS, Result
+from driving.eval.closed_loop import MULTIPLIERS, Result, result_of
 from driving.eval.metrics import Score, score
 from driving.policies.policy import WaypointPolicy
-from driving.policies.town import named
+from driving.policies.town import TownDriver, named
 from driving.sim.environment import SECONDS, TASK, TownEnv
 
 EPISODES, WORKERS = 30, 2
@@ -70,11 +70,6 @@ class _Driver(abc.ABC):
     @abc.abstractmethod
     def plan(self, seen: Observation) -> np.ndarray:
         """Returns the waypoints of one car."""
-
-
-class _Expert(_Driver):
-    def plan(self, seen: Observation) -> np.ndarray:
-        return seen["expert_waypoints"]
 
 
 @dataclasses.dataclass
@@ -172,8 +167,8 @@ def evaluate_run(
         baselines.train_blind(config, baselines.EgoStates(data), use_past=True),
     )
     steps, dt_s = config.data.waypoint_steps, config.data.waypoint_dt_s
-    drivers: dict[str, _Driver] = {
-        EXPERT: _Expert(),
+    drivers: dict[str, Actor] = {
+        EXPERT: TownDriver(),
         "stationary": _Straight(share=0.0, steps=steps, dt_s=dt_s),
         "constant_velocity": _Straight(steps=steps, dt_s=dt_s),
         BLIND: _Policy(policy=blind),
@@ -264,9 +259,7 @@ def play(opener: Any, driver: Actor, *, episodes: int, seed: int, workers: int) 
     found: dict[int, tuple[Rollout, Result]] = {}
 
     def done(job: Job, rollout: Rollout) -> None:
-        names = [field.name for field in dataclasses.fields(Result)]
-        worth = dict(zip(names, rollout.observations["result"][-1].astype(np.float64).tolist(), strict=True))
-        found[job.number] = (dataclasses.replace(rollout, observations={}), Result(**worth))
+        found[job.number] = (dataclasses.replace(rollout, observations={}), result_of(rollout))
 
     collector = Collector(ProcessWorkers(opener, min(workers, episodes), name=f"town/{TASK}"), tasks=(Task(),))
     try:

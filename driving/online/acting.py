@@ -1,6 +1,5 @@
-"""Who drives between updates: the policy that trains, which draws one of its modes, and the town's own driver."""
+"""Who drives between updates: the policy that trains, which draws one of its modes by its probability."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -76,17 +75,3 @@ def drawn(logits: Float64[np.ndarray, " m"], draw: Draw) -> tuple[int, float]:
     ends = np.cumsum(np.exp(log_probability))
     mode = int(np.searchsorted(ends, np.random.default_rng(draw).random() * ends[-1], side="right"))
     return mode, float(log_probability[mode])
-
-
-@dataclasses.dataclass
-class TownDriver:
-    """The town's own driver, by whose way others' progress is measured; an Actor of the collector."""
-
-    step: int = 0
-    weights: str = ""
-
-    def __call__(
-        self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
-    ) -> Float32[np.ndarray, "b t a"]:
-        plans = observations["expert_waypoints"]
-        return plans.reshape(len(plans), 1, -1)

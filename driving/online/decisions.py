@@ -11,7 +11,7 @@ from chunkwise.data.groups import rloo
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
-from driving.eval.closed_loop import Result
+from driving.eval.closed_loop import Result, result_of
 from driving.online.acting import LOG_PROB, MODE
 from driving.policies.policy import WaypointPolicy
 from driving.policies.town import named
@@ -43,11 +43,6 @@ class Decisions:
         }
 
 
-def result_of(rollout: Rollout) -> Result:
-    """Returns what a drive in a town with measured=True was worth."""
-    return _result(rollout.observations["result"][-1])
-
-
 def worth_of(
     drives: Sequence[Rollout], expert_metres: Sequence[float], *, seconds: float, horizon_s: float | None
 ) -> Float64[np.ndarray, "n decisions"]:
@@ -70,13 +65,8 @@ def worth_of(
             continue
         mean = metres * horizon_s / seconds
         for number, row in enumerate(drive.observations["results"][-1][: drive.length]):
-            worth[number] = _result(row).score(mean, least_progress=0.0)
+            worth[number] = Result.read(row).score(mean, least_progress=0.0)
     return found
-
-
-def _result(row: np.ndarray) -> Result:
-    names = [field.name for field in dataclasses.fields(Result)]
-    return Result(**dict(zip(names, row.astype(np.float64).tolist(), strict=True)))
 
 
 def decisions_of(

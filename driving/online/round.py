@@ -31,10 +31,12 @@ from chunkwise.envs.workers import ProcessWorkers
 from chunkwise.state import TrainState
 from driving.config import DrivingConfig
 from driving.data.index import Index
+from driving.eval.closed_loop import result_of
 from driving.eval.routes import open_town, spec_of
-from driving.online.acting import DrawingPolicy, TownDriver
-from driving.online.decisions import Decisions, decisions_of, result_of, worth_of
+from driving.online.acting import DrawingPolicy
+from driving.online.decisions import Decisions, decisions_of, worth_of
 from driving.policies.policy import WaypointPolicy
+from driving.policies.town import TownDriver
 from driving.sim.environment import TASK
 
 ROLLOUTS, EXPERT = "rollouts", "expert"
@@ -92,7 +94,7 @@ class Rounds:
         """Plays the drives of a round.
 
         Returns:
-          Of each drive score, progress, whether it ended without a collision of its fault and without any infraction;
+          Of each drive score, metres, whether it ended without a collision of its fault and without any infraction;
           of each group whether its drives were worth different scores.
 
         Raises:

@@ -23,7 +23,7 @@ from chunkwise.data.norm_stats import identity
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
 from chunkwise.policies.observations import MAX_STATE
-from chunkwise.policies.policy import Asked, Draw, Prepared
+from chunkwise.policies.policy import Asked, Draws, Prepared
 from chunkwise.policies.shrunk import read_shrunk
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from chunkwise.train import rngs
@@ -131,7 +131,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
         return np.asarray(found.waypoints), np.asarray(found.logits)
 
     def _prepare(
-        self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
+        self, observation: Mapping[str, Any], draw: Draws, max_rows: int | None, options: Mapping[str, Any]
     ) -> Prepared:
         rows, single = self._rows(observation)
         observations.require_rows("observation", rows, max_rows)

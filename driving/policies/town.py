@@ -1,10 +1,14 @@
-"""What the town shows, under the names by which policies take it."""
+"""What the town shows, under the names by which policies take it, and the town's own driver."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 
+from chunkwise.envs.collect import Draw
+from chunkwise.envs.environment import Observation
 from chunkwise.policies.policy import Policy
 from driving.data.episodes import ROUTE_COMMANDS
 
@@ -24,3 +28,17 @@ def named(policy: Policy[Any], seen: Mapping[str, np.ndarray]) -> dict[str, Any]
         else:
             given[name] = seen[name].astype(np.float64)
     return given
+
+
+@dataclasses.dataclass
+class TownDriver:
+    """The town's own driver, by whose way others' progress is measured; an Actor of the collector."""
+
+    step: int = 0
+    weights: str = ""
+
+    def __call__(
+        self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
+    ) -> Float32[np.ndarray, "b t a"]:
+        plans = observations["expert_waypoints"]
+        return plans.reshape(len(plans), 1, -1)

@@ -21,7 +21,7 @@ from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
-from chunkwise.policies.policy import Asked, Draw
+from chunkwise.policies.policy import Asked, Draws
 from chunkwise.policies.runner import draw_noise
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from openpi_ript.config.experiment import OpenpiRiptConfig
@@ -202,7 +202,7 @@ class Policy(policy.Policy[Prepared]):
         }
 
     def _prepare(
-        self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
+        self, observation: Mapping[str, Any], draw: Draws, max_rows: int | None, options: Mapping[str, Any]
     ) -> Prepared:
         scale = self._scale(options.get("guidance_scale"))
         adapter = self._to_openpi.adapter
@@ -329,7 +329,7 @@ class Policy(policy.Policy[Prepared]):
             raise ConfigError(f"guidance_scale is {scale}; expected a number of 0 or above")
         return used
 
-    def _noise(self, noise: np.ndarray | None, rows: int, draw: Draw) -> Float32[np.ndarray, "b t a"]:
+    def _noise(self, noise: np.ndarray | None, rows: int, draw: Draws) -> Float32[np.ndarray, "b t a"]:
         chunk = (self.config.model.action_horizon, self.config.model.action_dim)
         if noise is None:
             return np.stack([rng.standard_normal(chunk, np.float32) for rng in self._row_generators(draw, rows)])

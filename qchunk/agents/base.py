@@ -1,4 +1,4 @@
-"""What agents share beside their algorithms: weights, one update by the sum of the losses, the target critic, sight.
+"""What agents share: weights, one update by the sum of the losses, the critic's target and loss, sight.
 
 Symbols: s observation, a chunk of t actions, h backup horizon, z noise, Q critic, tau target rate. Inside, a chunk is
 flat: d = t a numbers.
@@ -111,6 +111,26 @@ class Agent(abc.ABC):
     def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
         """Returns the means of which the loss consists, and others that are logged."""
 
+    def critic_target(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Float[Array, " b"]:
+        """Returns y = sum_k discount^k r_k + discount^m alive Q_target(s', a'), a' the policy's chunk in s'.
+
+        m is the number of real steps of the chunk; Q_target is what `_aggregate` makes of `_target_critics`
+        (Q-chunking, arXiv:2507.07969, the critic's equation; RLPD, arXiv:2302.02948, has an entropy term, its chunked
+        form in Q-chunking's code has none).
+        """
+        after = batch["next_observations"]
+        a_next = self.policy(jax.lax.stop_gradient(params), after, key)
+        q_next = self._q(target["critic"], self.encode(target, "critic", after), a_next)
+        q_next = self._aggregate(self._target_critics(q_next, key))
+        return jax.lax.stop_gradient(chunk_td_target(batch, q_next, discount=self.config.agent.discount))
+
+    def critic_loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
+        """Returns the mean of (Q(s, a) - y)^2 over the ensemble and the rows that agent.partial_chunks keeps."""
+        settings = self.config.agent
+        y = self.critic_target(params, target, batch, key)
+        q = self._q(params["critic"], self.encode(params, "critic", batch["observations"]), self._chunks(batch))
+        return squared_td_error(q, y, kept_rows(batch, settings.horizon, settings.partial_chunks))
+
     @abc.abstractmethod
     def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
         """Returns the policy's chunk for each row, within [-1, 1]."""
@@ -126,12 +146,17 @@ class Agent(abc.ABC):
     def critic_value(
         self, params: PyTree, observations: Mapping[str, Any], chunks: Float[Array, "b t a"]
     ) -> Float[Array, " b"]:
-        """Returns Q(s, a), the mean or the least of the ensemble as agent.q_aggregation says."""
+        """Returns Q(s, a) as the agent's backup takes the ensemble: its mean or least by agent.q_aggregation, in QAM
+        its mean less rho deviations."""
         s = self.encode(params, "critic", observations)
         return self._aggregate(self._q(params["critic"], s, chunks.reshape(-1, self.chunk_size)))
 
     def _q(self, params: PyTree, s: Float[Array, "*#b s"], a: Float[Array, "*#b d"]) -> Float[Array, "e *b"]:
         return apply(self.critic, params, s, a)
+
+    def _target_critics(self, q: Float[Array, "e b"], key: Key[Array, ""]) -> Float[Array, "n b"]:
+        """Returns the values of those target critics that make the target: all."""
+        return q
 
     def _aggregate(self, q: Float[Array, "e *b"]) -> Float[Array, "*b"]:
         return q.mean(axis=0) if self.config.agent.q_aggregation == "mean" else q.min(axis=0)

@@ -30,7 +30,7 @@ from jaxtyping import Array, Float, Key
 from chunkwise.arrays import PyTree
 from chunkwise.train.metrics import Mean, mean_of
 from qchunk.agents.base import Batch, Metrics
-from qchunk.agents.qc import QCAgent
+from qchunk.agents.qc import Goal, QCAgent
 from qchunk.models.networks import ChunkPolicy
 
 Path = tuple[Float[Array, "k b d"], Float[Array, "k b d"]]
@@ -64,9 +64,13 @@ class QAMAgent(QCAgent):
 
     def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
         """Returns a flat chunk for each row, within [-1, 1]: Euler steps of f_theta from noise."""
-        s = self.encode(params, "tuned", observations)
-        z = jax.random.normal(key, (s.shape[0], self.chunk_size))
-        return self._flow_chunks(params["tuned"], s, z)
+        return self._sampled("tuned", params, observations, key)
+
+    def _completed(
+        self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""], goal: Goal
+    ) -> Float[Array, "b d"]:
+        """Returns a flat chunk of f_theta for each row, completed."""
+        return self._sampled("tuned", params, observations, key, goal)
 
     def _aggregate(self, q: Float[Array, "e *b"]) -> Float[Array, "*b"]:
         return q.mean(axis=0) - self.config.agent.adjoint.rho * q.std(axis=0)

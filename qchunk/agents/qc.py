@@ -1,10 +1,11 @@
-"""QC, QC-FQL, FQL and n-step FQL as settings of one agent, in the papers' symbols: target, losses, acting.
+"""QC, QC-FQL, FQL and n-step FQL as settings of one agent, in the papers' symbols: the policy's losses, acting.
 
 Q-chunking: arXiv:2507.07969. FQL (the flow policy and its distillation): arXiv:2502.02538. Symbols beside those of
 base.py: v velocity of the behaviour flow, pi policy, mu one-step policy, N samples, alpha weight of the distillation.
 
-All of QC-FQL is in four files: this one; base.py, the update, the target critic, and the observation as a network sees
-it; qchunk/models/networks.py, the networks, MLPs all; and chunkwise/models/flow_matching.py, the path and its sampler.
+All of QC-FQL is in four files: this one; base.py, the update, the critic's target and loss, and the observation as a
+network sees it; qchunk/models/networks.py, the networks, MLPs all; and chunkwise/models/flow_matching.py, the path and
+its sampler.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from chunkwise.arrays import PyTree
 from chunkwise.models.flow_matching import euler, inpainting, straight_path
 from chunkwise.train.gradients import weighted
 from chunkwise.train.metrics import mean_of
-from qchunk.agents.base import Agent, Batch, Metrics, chunk_td_target, kept_rows, squared_td_error
+from qchunk.agents.base import Agent, Batch, Metrics
 from qchunk.models.networks import ChunkPolicy, apply
 
 # Rows (samples x batch) that the best of N pushes through the networks at once on a CPU. 1,024 rows of width 256 are
@@ -70,24 +71,6 @@ class QCAgent(Agent):
             metrics |= self.distill_loss(params, batch, distill_key)[1]
         return metrics
 
-    def critic_target(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Float[Array, " b"]:
-        """Returns y = sum_k discount^k r_k + discount^m alive Q_target(s', pi(s')) (Q-chunking, the critic's equation).
-
-        m is the number of real steps of the chunk; Q_target is the mean or the least of the ensemble.
-        """
-        after = batch["next_observations"]
-        a_next = self.policy(jax.lax.stop_gradient(params), after, key)
-        q_next = self._q(target["critic"], self.encode(target, "critic", after), a_next)
-        y = chunk_td_target(batch, self._aggregate(q_next), discount=self.config.agent.discount)
-        return jax.lax.stop_gradient(y)
-
-    def critic_loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Returns the mean of (Q(s, a) - y)^2 over the ensemble and the rows that agent.partial_chunks keeps."""
-        settings = self.config.agent
-        y = self.critic_target(params, target, batch, key)
-        q = self._q(params["critic"], self.encode(params, "critic", batch["observations"]), self._chunks(batch))
-        return squared_td_error(q, y, kept_rows(batch, settings.horizon, settings.partial_chunks))
-
     def flow_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
         """Returns the behaviour-cloning loss: the mean of |v(t, s, x_t) - (a - z)|^2 over real actions, t uniform.
 
@@ -133,9 +116,7 @@ class QCAgent(Agent):
 
     def act_flow(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b t a"]:
         """Returns a chunk of the behaviour-cloning flow alone, within [-1, 1]: what the data does, for scale."""
-        s = self.encode(params, "flow", observations)
-        z = jax.random.normal(key, (s.shape[0], self.chunk_size))
-        return self._unflatten(self._flow_chunks(params["flow"], s, z))
+        return self._unflatten(self._sampled("flow", params, observations, key))
 
     def complete(
         self,
@@ -152,15 +133,31 @@ class QCAgent(Agent):
         Args:
           known: Actions, in [-1, 1].
           weights: Of each, 0 to 1; 0 where nothing is known.
-          behaviour_cloning: As `act_flow`, and not the best of N; nothing else has a flow of several steps.
+          behaviour_cloning: As `act_flow`, and not as the policy acts.
         """
-        flat = known.reshape(-1, self.chunk_size)
-        goal = flat, jnp.repeat(weights, self.dims.action, axis=1)
-        if not behaviour_cloning:
-            return self._unflatten(self._best_of_n(params, observations, key, goal))
-        s = self.encode(params, "flow", observations)
-        z = jax.random.normal(key, flat.shape)
-        return self._unflatten(self._flow_chunks(params["flow"], s, z, goal))
+        goal = known.reshape(-1, self.chunk_size), jnp.repeat(weights, self.dims.action, axis=1)
+        if behaviour_cloning:
+            return self._unflatten(self._sampled("flow", params, observations, key, goal))
+        return self._unflatten(self._completed(params, observations, key, goal))
+
+    def _completed(
+        self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""], goal: Goal
+    ) -> Float[Array, "b d"]:
+        """Returns the policy's flat chunk, completed: of N that are, the one that the critic values most."""
+        return self._best_of_n(params, observations, key, goal)
+
+    def _sampled(
+        self,
+        network: str,
+        params: PyTree,
+        observations: Mapping[str, Any],
+        key: Key[Array, ""],
+        goal: Goal | None = None,
+    ) -> Float[Array, "b d"]:
+        """Returns one flat chunk of a network's flow for each row."""
+        s = self.encode(params, network, observations)
+        z = jax.random.normal(key, (s.shape[0], self.chunk_size))
+        return self._flow_chunks(params[network], s, z, goal)
 
     def _best_of_n(
         self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""], goal: Goal | None = None

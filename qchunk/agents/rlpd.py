@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Key
 from chunkwise.arrays import PyTree
 from chunkwise.train.gradients import weighted
 from chunkwise.train.metrics import Mean, mean_of
-from qchunk.agents.base import Agent, Batch, Metrics, chunk_td_target, kept_rows, squared_td_error
+from qchunk.agents.base import Agent, Batch, Metrics
 from qchunk.models.networks import GaussianPolicy
 
 # Recorded actions are pulled inside the open interval on which tanh has an inverse (the official code's number).
@@ -52,25 +52,11 @@ class RLPDAgent(Agent):
         _, metrics = self.critic_loss(params, target, batch, critic_key)
         return metrics | self.actor_loss(params, batch, actor_key)[1]
 
-    def critic_target(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Float[Array, " b"]:
-        """Returns y = sum_k discount^k r_k + discount^m alive Q_target(s', a'), a' ~ pi(s'), without an entropy term.
-
-        Q_target is the mean or least of all target critics, or of gaussian.target_critics of them, drawn anew.
-        """
-        after = batch["next_observations"]
-        a_next = self.policy(jax.lax.stop_gradient(params), after, key)
-        q_next = self._q(target["critic"], self.encode(target, "critic", after), a_next)
-        if (count := self.config.agent.gaussian.target_critics) is not None:
-            q_next = q_next[jax.random.choice(jax.random.fold_in(key, 1), len(q_next), (count,), replace=False)]
-        y = chunk_td_target(batch, self._aggregate(q_next), discount=self.config.agent.discount)
-        return jax.lax.stop_gradient(y)
-
-    def critic_loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Returns the mean of (Q(s, a) - y)^2 over all critics and the rows that agent.partial_chunks keeps."""
-        settings = self.config.agent
-        y = self.critic_target(params, target, batch, key)
-        q = self._q(params["critic"], self.encode(params, "critic", batch["observations"]), self._chunks(batch))
-        return squared_td_error(q, y, kept_rows(batch, settings.horizon, settings.partial_chunks))
+    def _target_critics(self, q: Float[Array, "e b"], key: Key[Array, ""]) -> Float[Array, "n b"]:
+        """Draws gaussian.target_critics of the target critics anew; all where it is None."""
+        if (count := self.config.agent.gaussian.target_critics) is None:
+            return q
+        return q[jax.random.choice(jax.random.fold_in(key, 1), len(q), (count,), replace=False)]
 
     def actor_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
         """Returns the mean of eta log pi(a | s) - Q(s, a), a ~ pi, plus eta's loss and, by weight, behaviour cloning.

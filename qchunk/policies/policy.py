@@ -26,7 +26,7 @@ from chunkwise.files import trust
 from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
-from chunkwise.policies.policy import Asked, Draw, Prepared
+from chunkwise.policies.policy import Asked, Draws, Prepared
 from chunkwise.policies.shrunk import read_shrunk
 from chunkwise.policies.spec import Entry, Exportable, Spec, image_entry
 from qchunk.agents.base import Agent
@@ -98,7 +98,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         """The program that completes chunks; None where the policy makes one in a single step."""
         if isinstance(agent, QCAgent):
             choose = agent.act_flow if cloning else agent.act
-            if cloning or agent.config.agent.policy == "best_of_n":
+            if cloning or agent.config.agent.policy in ("best_of_n", "adjoint_matching"):
                 self._completing = by_row(functools.partial(agent.complete, behaviour_cloning=cloning))
         self._program, self._value = by_row(choose), jax.jit(agent.critic_value)
 
@@ -176,7 +176,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         return np.asarray(self._value(self._params, inputs, self._action_norm.apply(chunks)))
 
     def _prepare(
-        self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
+        self, observation: Mapping[str, Any], draw: Draws, max_rows: int | None, options: Mapping[str, Any]
     ) -> Prepared:
         dims = self.agent.dims
         raw, single = observations.numbers(observation, "state", dims.observation)
@@ -204,7 +204,8 @@ class QChunkPolicy(policy.Policy[Prepared]):
         if self._completing is None:
             raise ConfigError(
                 f"--how realtime: agent.policy is {self.config.agent.policy}, whose chunks cannot be completed here; "
-                "expected one that samples by the steps of a flow (best_of_n). Choose open_loop, every or ensemble"
+                "expected one that samples by the steps of a flow (best_of_n, adjoint_matching). Choose open_loop, "
+                "every or ensemble"
             )
 
     def _known(self, committed: Sequence[Committed], rows: int) -> tuple[Float32[np.ndarray, "b t a"], Any]:

@@ -284,9 +284,12 @@ def test_each_row_draws_what_it_would_draw_alone(loaded: QChunkPolicy):
         loaded.infer(observation(3), seeds=SEEDS.astype(np.int64))
 
 
-def test_chunks_are_completed_from_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("way", [{"policy": "best_of_n", "num_samples": 4}, {"policy": "adjoint_matching"}])
+def test_chunks_are_completed_from_what_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
+):
     """In the robot's units; a row of which nothing is committed is what it is without; the same seeds, the same bits"""
-    trained(tmp_path, monkeypatch, policy="best_of_n", num_samples=4, flow_steps=5)
+    trained(tmp_path, monkeypatch, **way, flow_steps=5)
     policy = load_policy(tmp_path / "run")
     assert isinstance(policy, QChunkPolicy)
     rows = observation(3, images=False)
