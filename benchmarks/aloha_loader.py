@@ -248,7 +248,7 @@ def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     next(batches)
     loaded = time.perf_counter() - began
     (pool,) = batches._batches._pools.get(0, go_on=False).values()
-    images = pool.stats()["picture_bytes"]
+    images = pool.stats()["image_bytes"]
     if name == "float":
         batches = specification_batches(batches)
     found, cpu = rate(lambda: next(batches), BATCH, seconds)

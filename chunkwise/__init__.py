@@ -3,15 +3,17 @@
 import chunkwise
 policy = chunkwise.load_policy("runs/qchunk-cube_single-...")     # of any package
 chunkwise.watch("runs/qchunk-cube_single-...")                    # in a notebook, while it trains
+config = chunkwise.get_config("qchunk/debug")                     # what a config file of one's own begins with
 """
 
 import sys
 import typing
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_policy", "watch"]
+__all__ = ["__version__", "get_config", "load_policy", "watch"]
 
 if typing.TYPE_CHECKING:
+    from chunkwise.config.load import get_config
     from chunkwise.policies.load import load_policy
     from chunkwise.reports.watch import watch
 
@@ -23,6 +25,10 @@ if sys.argv[:1] == ["-m"]:  # a module of ours is about to be run; else `import 
 
 def __getattr__(name: str) -> typing.Any:
     """Imports jax with the first use of what needs it: `import chunkwise` alone stays quick."""
+    if name == "get_config":
+        from chunkwise.config.load import get_config
+
+        return get_config
     if name == "load_policy":
         from chunkwise.policies.load import load_policy
 

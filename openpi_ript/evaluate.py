@@ -13,11 +13,12 @@ of the run may have begun in any; with --video a grid of the first episodes, suc
 """
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from chunkwise.cli import command
@@ -58,10 +59,10 @@ def initial_states(collector: Collector, own: Path, given: Path | None, *, seed:
 def environment_of(config: EnvConfig, name: str, prompt: str | None, python: str = "") -> EnvConfig:
     """Returns a run's settings for an environment that the user named, or a suite's set of tasks.
 
-    Of the run's own suite, tasks keep the prompts and limits that the run has for them.
+    Of the run's own suite, tasks keep the prompts and limits that the run has for them; another is rendered "full".
 
     Raises:
-      ConfigError: It has no name, or a prompt is given for several tasks.
+      ConfigError: It has no name, no policy of this package acts in it, or a prompt is given for several tasks.
     """
     suite, task = split_name(name)
     several = task in task_sets(suite)
@@ -70,18 +71,29 @@ def environment_of(config: EnvConfig, name: str, prompt: str | None, python: str
     own = suite == config.suite
     known = {config.task: config.prompt} | config.prompts if own else {}
     members = task_sets(suite)[task] if several else ()
-    return dataclasses.replace(
-        config,
-        suite=suite,
-        python=python,
-        task="" if several else task,
-        tasks=(task,) if several else (),
-        prompt=("" if several else known.get(task, "")) if prompt is None else prompt,
-        prompts={name: words for name, words in known.items() if name in members and words},
-        steps={name: count for name, count in config.steps.items() if own and name in members},
-        max_steps=config.steps.get(task, config.max_steps),
-        initial_states="",
-    )
+    with _told_of(f"--env {name}"):
+        return dataclasses.replace(
+            config,
+            suite=suite,
+            python=python,
+            task="" if several else task,
+            tasks=(task,) if several else (),
+            prompt=("" if several else known.get(task, "")) if prompt is None else prompt,
+            prompts={name: words for name, words in known.items() if name in members and words},
+            steps={name: count for name, count in config.steps.items() if own and name in members},
+            max_steps=config.steps.get(task, config.max_steps),
+            rendering=config.rendering if own else "full",
+            initial_states="",
+        )
+
+
+@contextlib.contextmanager
+def _told_of(option: str) -> Iterator[None]:
+    """Turns what a config refuses into a ConfigError that names the option."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def published(env: EnvConfig, path: Path, own: Path) -> tuple[EnvConfig, Path]:
@@ -92,10 +104,9 @@ def published(env: EnvConfig, path: Path, own: Path) -> tuple[EnvConfig, Path]:
       DataError: The file cannot be read.
     """
     try:
-        found = dataclasses.replace(env, initial_states=str(path))
+        with _told_of(f"--initial-states {path}"):
+            found = dataclasses.replace(env, initial_states=str(path))
         name = digest_of(path)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     except OSError as error:
         raise DataError(f"--initial-states {path}: cannot be read: {error.strerror}") from error
     return found, own.with_stem(f"{own.stem}-{name}")

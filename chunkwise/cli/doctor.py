@@ -33,7 +33,7 @@ from packaging.requirements import Requirement
 
 import chunkwise
 from chunkwise.cli import command
-from chunkwise.config.installed import clone, pip, pip_install
+from chunkwise.config.installed import clone, pip, pip_install, version_of
 from chunkwise.distributed.cores import cores
 from chunkwise.errors import ConfigError, StorageError
 from chunkwise.files.durable import publish, sync_file, sync_folder, write_durably
@@ -104,10 +104,10 @@ def packages() -> Iterator[Finding]:
     requirements = [Requirement(text) for text in _required()]
     requirements = [one for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
     for one in requirements:
-        version = _version(one.name)
+        version = version_of(one.name)
         if version is None or not one.specifier.contains(version, prereleases=True):
             wrong[f"{one.name}{one.specifier}"] = version or "none"
-    versions = ", ".join(f"{name} {_version(name)}" for name in ("jax", "flax", "orbax-checkpoint", "numpy"))
+    versions = ", ".join(f"{name} {version_of(name)}" for name in ("jax", "flax", "orbax-checkpoint", "numpy"))
     yield Finding(name="python", state="ok", found=f"{platform.python_version()} at {sys.executable}")
     if wrong:
         found = f"expected {'; '.join(f'{needed}, found {version}' for needed, version in wrong.items())}"
@@ -155,7 +155,7 @@ def host() -> Iterator[Finding]:
 
 def rendering() -> Iterator[Finding]:
     """Renders an image in each way that MuJoCo has on this system."""
-    if _version("mujoco") is None:
+    if version_of("mujoco") is None:
         advice = pip_install("sim", locked=True)
         yield Finding(name="rendering", state="absent", found="mujoco is not installed", advice=advice)
         return
@@ -192,7 +192,7 @@ def codecs() -> Iterator[Finding]:
         advice = "pip install --force-reinstall --only-binary av av"
         yield Finding(name="codecs", state="absent", found=f"PyAV lacks {'; '.join(missing)}", advice=advice)
     else:
-        yield Finding(name="codecs", state="ok", found=f"H.264, H.265 and AV1 by PyAV {_version('av')}, JPEG, PNG")
+        yield Finding(name="codecs", state="ok", found=f"H.264, H.265 and AV1 by PyAV {version_of('av')}, JPEG, PNG")
 
 
 def optional() -> Iterator[Finding]:
@@ -291,16 +291,10 @@ def _limit_of_container() -> int | None:
 
 
 def _optional(name: str, advice: str) -> Finding:
-    version = _version(name)
+    version = version_of(name)
     if version is None:
         return Finding(name=name, state="absent", found="not installed", advice=advice)
     return Finding(name=name, state="ok", found=version)
-
-
-def _version(package: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
 
 
 def _start(program: str, environment: dict[str, str]) -> subprocess.Popen[str]:

@@ -23,7 +23,7 @@ def studies() -> dict[str, str]:
 
 
 def environments() -> dict[str, str]:
-    """Returns the names of environments, as `--env` takes them, each with what it is."""
+    """Returns the names of environments and of sets of tasks, each with what it is."""
     return importlib.import_module("chunkwise.envs.names").known()
 
 

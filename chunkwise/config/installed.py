@@ -1,6 +1,7 @@
 """How this project is installed, and so which line adds a package that it can do without."""
 
 import contextlib
+import importlib.metadata
 import shlex
 import shutil
 import sys
@@ -22,6 +23,13 @@ def clone() -> Path | None:
     with contextlib.suppress(OSError, ValueError), open(folder / "pyproject.toml", "rb") as file:
         if tomllib.load(file).get("project", {}).get("name") == NAME:
             return folder
+    return None
+
+
+def version_of(package: str) -> str | None:
+    """Returns the installed version of a package; None where it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
     return None
 
 

@@ -111,14 +111,26 @@ def _take_config(arguments: list[str]) -> Path | None:
     return None
 
 
-def _read_file(path: Path) -> ExperimentConfig:
+def get_config(name: str) -> ExperimentConfig:
+    """Returns a shipped config, for a config file that changes some of it: in a checkout and in an installed wheel.
+
+    Args:
+      name: As `chunkwise list configs` has it, such as qchunk/debug; or a file.
+
+    Raises:
+      ConfigError: There is none, with the nearest name; or the file is broken.
+    """
+    return _read_file(find(name), module_name="chunkwise_config_begun_with")
+
+
+def _read_file(path: Path, module_name: str = "chunkwise_config_file") -> ExperimentConfig:
     """The config that `get_config()` of a file returns."""
     if not path.is_file():
         found = sorted(str(p) for p in Path("configs").glob("*/*.py") if p.name != "__init__.py")
         near = difflib.get_close_matches(str(path), found, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(found)}" if found else ""
         raise ConfigError(f"config file {path} does not exist{hint}")
-    spec = importlib.util.spec_from_file_location("chunkwise_config_file", path)
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"config file {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -24,6 +24,10 @@ class Purpose(enum.Enum):
     A value is a family and a word. Numbers of one family may be drawn from one seed, in one program, so their words
     differ; programs that never meet have families of their own. `words` puts the word last, after the numbers that say
     which draw it is. numpy fills up to four words with zeros: [a, b] seeds as [a, b, 0] does, so None counts as 0.
+
+    Where a chunk's number follows the word, that number stands where another purpose has its word: the noise of an
+    evaluated chunk n may be the stream that another purpose of the family, with one number more, has under word n.
+    Each feeds another generator or another distribution (a simulator's reset, a permutation, jax's normal numbers).
     """
 
     POOL_EPISODES = ("Philox", 0)
@@ -53,7 +57,8 @@ class Purpose(enum.Enum):
     ROLLOUT_ACTION = ("openpi_ript", 2)
     """Noise of a rollout's policy: (seed, update, initial state, number in its group), and after the word the chunk."""
     RIPT_EVALUATION = ("openpi_ript", 3)
-    """Reset of an evaluated episode: (seed, episode); its policy's noise, with the chunk after the word."""
+    """Reset of an evaluated episode: (seed, episode); its policy's noise, with the chunk after the word: that of chunk
+    0 has the words of the reset."""
     ROLLOUT_ROWS = ("openpi_ript", 4)
     """Rows of a batch of rollouts' windows: (seed, update)."""
     CANDIDATES = ("openpi_ript", 5)

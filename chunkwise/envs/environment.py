@@ -203,7 +203,9 @@ def prompt_of(suite: str, task: str) -> str:
     prompts: Callable[[str], str | None] = getattr(_module_of(suite), "prompt_of", lambda task: None)
     words = prompts(task)
     if words is None:
-        raise ConfigError(f"{suite} {task}: its suite does not say it in words; expected env.prompt or env.prompts")
+        raise ConfigError(
+            f"{suite} {task}: its suite does not say it in words; expected env.prompt, env.prompts or --prompt"
+        )
     return words
 
 

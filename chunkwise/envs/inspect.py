@@ -214,7 +214,8 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(dataclasses.asdict(report), indent=1))
     else:
         print(report)
-        print(f"image: {found.image}" if found.image else "next: docs/ript.md has the config of a run in it")
+        page = "driving.md" if spec.suite == "town" else "ript.md"
+        print(f"image: {found.image}" if found.image else f"next: docs/{page} has the config of a run in it")
     return DataError.exit_code if report.differences else 0
 
 

@@ -68,7 +68,7 @@ def known() -> dict[str, str]:
         "aloha/AlohaInsertion": "two arms put a peg into a socket",
         "ogbench/cube-single-singletask-task2-v0": "or scene-, puzzle-3x3-, cube-double-...: OGBench's single tasks",
         "point/red": "a point that is to move to a disc, or point/blue: needs no simulator",
-        "town/drive": "a car drives a route through a town, among others, by waypoints",
+        "town/drive": "a car drives through a town by waypoints: for inspect; driving evaluates --closed-loop",
         "gymnasium/ID": "any of Gymnasium's with continuous actions, by its id, or module:id",
         "module:factory": "your own (docs/extend.md)",
     }

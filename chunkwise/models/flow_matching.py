@@ -1,8 +1,9 @@
 """Flow matching on straight paths: the path, its velocity, an Euler sampler, and inpainting by guidance.
 
 Time runs from `start` at t = 0 to `end` at t = 1 (Lipman et al. 2022, arXiv:2210.02747; rectified flow,
-arXiv:2209.03003). Q-chunking flows from noise (t = 0) to action (t = 1); pi0 as published in openpi has the action
-at t = 0 and noise at t = 1, and is sampled backwards. Both are calls of the same two functions.
+arXiv:2209.03003). Q-chunking flows from noise (t = 0) to action (t = 1). pi0 as published in openpi has the action at
+t = 0 and noise at t = 1: its path is this one from action to noise, its sampler one of its own, which runs backwards
+(openpi_ript/model/pi0.py:integrate).
 """
 
 from collections.abc import Callable
@@ -33,23 +34,18 @@ def euler(
     x: Float[Array, "*shape"],
     *,
     steps: int,
-    t_start: float = 0.0,
-    t_end: float = 1.0,
 ) -> Float[Array, "*shape"]:
-    """Integrates dx/dt = velocity(x, t) from t_start to t_end in `steps` equal Euler steps.
+    """Integrates dx/dt = velocity(x, t) from t = 0 to 1 in `steps` equal Euler steps.
 
     Args:
       velocity: Field at a point and a scalar time of x's dtype.
-      x: Sample at `t_start`.
+      x: Sample at t = 0.
       steps: At least 1; a larger number follows a curved field more closely.
-      t_start: Time of `x`; larger than `t_end` integrates backwards.
-      t_end: Time of the result.
     """
-    dt = (t_end - t_start) / steps
+    dt = 1.0 / steps
 
     def advance(i: Array, x: Array) -> Array:
-        t = t_start + i.astype(x.dtype) * dt
-        return x + velocity(x, t) * dt
+        return x + velocity(x, i.astype(x.dtype) * dt) * dt
 
     return jax.lax.fori_loop(0, steps, advance, x)
 

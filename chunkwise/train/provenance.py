@@ -7,7 +7,6 @@ git, no repository) is null; nothing of it stops a run.
 import contextlib
 import datetime
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import chunkwise
+from chunkwise.config.installed import version_of
 from chunkwise.files.trouble import SYSTEM
 from chunkwise.printable import say
 from chunkwise.train import machine
@@ -59,15 +59,9 @@ def describe() -> dict[str, Any]:
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version_of(name) for name in PACKAGES},
         "machine": machine.describe(),
     }
-
-
-def _version(package: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
 
 
 def _cwd() -> Path | None:

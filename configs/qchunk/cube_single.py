@@ -8,8 +8,8 @@ With the usual noise the oracle never misses the cube, and a policy that does cl
 that to the goal: of 100 starts the same 33 failed for three policies, and 55 to 66 % succeeded. With 0.3 the data shows
 what to do after a miss (0.5 is too much: 46 % after 22,000 updates). The target critic follows at 0.01.
 
-Takes 12 minutes in all on two cores. Three seeds: 89 % of 300 episodes succeeded (95 % interval 85 to 92; by seed 87,
-93 and 88), where behaviour cloning on the same data, the flow alone, reached 7 % (5 to 10). Again, with all three:
+Takes 12 minutes in all on two cores. Three seeds: 88 % of 300 episodes succeeded (95 % interval 84 to 92; by seed 87,
+92 and 86), where behaviour cloning on the same data, the flow alone, reached 6 % (4 to 10). Again, with all three:
 chunkwise study quickstart
 
     python launch.py --config configs/qchunk/cube_single.py

@@ -19,8 +19,9 @@ from driving.sim.traffic import Moment, Signal
 mujoco = import_mujoco()
 
 OVERSAMPLING = 2
-MOST_GEOMS = 10_000
 """Images are rendered this many times larger and averaged: no jagged edges, and far lines survive."""
+MOST_GEOMS = 10_000
+"""Of a scene that MuJoCo renders."""
 FIELD_OF_VIEW = 72.0
 """Of every camera, horizontally, degrees."""
 PITCH = 5.0

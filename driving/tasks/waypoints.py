@@ -40,7 +40,7 @@ INPUTS = ("images", "image_valid", "motion", "past_motion", "route_command", "kn
 LATER = ("later_images", "later_valid", "later_colour")
 """What the world model is taught by: the images at the last of data.offsets_s, and how their colours change."""
 CALIBRATION = ("intrinsics", "extrinsics", "calibration_valid")
-"""The same of its calibration, where waypoints.use_calibration is on."""
+"""What the model is given of a batch too, where waypoints.use_calibration is on: where its cameras are."""
 
 
 class WaypointTask:

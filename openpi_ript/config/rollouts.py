@@ -70,7 +70,7 @@ class EnvConfig:
     """Height and width at which cameras are rendered."""
     rendering: Literal["full", "fast"] = "full"
     """full: as the suite renders. fast (robosuite, LIBERO): no multisampling, no reflections, shadow maps of 1024; a
-    quarter of the time without a graphics card, and values of 255 that differ by 1.2 to 1.7 in the mean (Lift)."""
+    third of the time without a graphics card, and values of 255 that differ by 1.3 to 1.7 in the mean (Lift)."""
     execute: int = 8
     """Actions of each chunk that are executed before the policy is asked again."""
     num_envs: int = dataclasses.field(default=4, metadata=FREE_ON_RESUME)

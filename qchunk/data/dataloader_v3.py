@@ -31,7 +31,7 @@ from qchunk.data.batch import SpecificationForm
 from qchunk.data.dataset import Dataset, open_dataset
 from qchunk.data.holdout import held_out
 from qchunk.data.image_store import open_store
-from qchunk.data.pool import Pool
+from qchunk.data.pool import Pool, first_row
 
 
 class QCSimpleDatasetV3:
@@ -109,7 +109,8 @@ class QCSimpleDatasetV3:
             raise IndexError(f"idx is {idx}; expected 0 to {len(self) - 1}")
         rng = philox(Purpose.POOL_ITEM, self._config.run.seed, self.epoch, shard=self._rank, step=idx)
         one = self._form(self.pool.batch(rng.integers(0, len(self), size=1)))
-        return _first(one) | {"is_positive": bool(one["is_positive"][0]), "final_reward": float(one["final_reward"][0])}
+        plain = {"is_positive": bool(one["is_positive"][0]), "final_reward": float(one["final_reward"][0])}
+        return first_row(one) | plain
 
     def next_batch(self) -> dict[str, Any]:
         """Returns the next batch of this epoch."""
@@ -237,9 +238,3 @@ def _affine(stats: Mapping[str, Any], name: str, width: int) -> Affine:
     if (scale <= 0).any():
         raise DataError(f"norm_stats['{name}_std']: expected numbers above 0, found {scale.min():g}")
     return Affine(offset=found[f"{name}_mean"], scale=scale)
-
-
-def _first(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _first(value) for key, value in tree.items()}
-    return None if tree is None else tree[0]

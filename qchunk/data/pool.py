@@ -257,7 +257,7 @@ class Pool:
         out: ImageArrays,
         due: Int64[np.ndarray, "b 2"],
     ) -> list[Work]:
-        """What fills `out` with the images of the chunks that `locate` found; `kept_images.draw` does it.
+        """What fills `out` with the images of the chunks that `locate` found; `drawn_images.draw` does it.
 
         `due` has the steps that draw them, and the next ones, again; 0 for none.
         """
@@ -290,13 +290,13 @@ class Pool:
         if not 0 <= start < self.lengths[episode]:
             raise IndexError(f"start is {start}; episode {episode} has frames 0 to {self.lengths[episode] - 1}")
         before = int(self._cumulative[episode] - self.lengths[episode])
-        return _first_row(self.batch(np.array([before + start], np.int64)))
+        return first_row(self.batch(np.array([before + start], np.int64)))
 
     def stats(self) -> dict[str, Any]:
         """What the pool holds (the specification's get_stats, and more).
 
         total_possible_starts, loaded_episodes, positive_ratio (as loaded); distinct_episodes, lengths (min, mean,
-        max), bytes and picture_bytes in memory, draws_per_start (how often an epoch draws each start on average),
+        max), bytes and image_bytes in memory, draws_per_start (how often an epoch draws each start on average),
         epoch, part, shard, and notes: what could not be drawn as asked.
         """
         config = self._config
@@ -312,7 +312,7 @@ class Pool:
                 "max": int(self.lengths.max()),
             },
             "bytes": sum(x.nbytes for x in self._arrays()),
-            "picture_bytes": sum(frames.nbytes for frames in set(self._frames)),
+            "image_bytes": sum(frames.nbytes for frames in set(self._frames)),
             "draws_per_start": draws / len(self),
             "epoch": self._epoch,
             "part": self._part,
@@ -321,7 +321,8 @@ class Pool:
         }
 
 
-def _first_row(tree: Any) -> Any:
+def first_row(tree: Any) -> Any:
+    """Returns the first row of each array of a batch, None where there is none."""
     if isinstance(tree, dict):
-        return {key: _first_row(value) for key, value in tree.items()}
+        return {key: first_row(value) for key, value in tree.items()}
     return None if tree is None else tree[0]

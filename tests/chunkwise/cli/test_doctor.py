@@ -46,7 +46,7 @@ def test_people_are_told_what_to_do_and_what_is_next(tmp_path: Path, monkeypatch
     assert lines[0].split() == ["absent", "no-such-simulator", "not", "installed"]
     assert lines[1].strip() == f"-> {pip_install('sim', locked=True)}"
     assert lines[2].split() == ["ok", "numpy", importlib.metadata.version("numpy")]
-    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setattr(doctor, "version_of", lambda package: None)
     advice = {one.name: one.advice for one in doctor.optional()}
     assert advice == {"no-such-simulator": pip_install("sim", locked=True), "numpy": pip_install("tb")}
     assert lines[-2].endswith("1 absent, 0 bad")

@@ -193,7 +193,7 @@ def test_the_memory_of_validation_is_that_of_all_episodes_held_out(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"images of 4 episodes need .* lower data\.holdout or data\.image_size"):
         opened(4 * 12 - 1)
     stats = opened(4 * 12 + 1).get_stats()
-    assert (stats["loaded_episodes"], stats["picture_bytes"]) == (4, 4 * 12 * frame)
+    assert (stats["loaded_episodes"], stats["image_bytes"]) == (4, 4 * 12 * frame)
 
 
 @pytest.mark.parametrize(

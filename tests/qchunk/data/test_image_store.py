@@ -251,10 +251,10 @@ class TestMemory:
         settings: dict[str, Any] = {"cameras": CAMERAS, "episodes_per_epoch": 2, "image_size": (64, 64)}
         decoded = 600 * 3 * 64 * 64 * 3
         pool = Pool(config(root, frames="decoded", **settings), 0, 0)
-        assert pool.stats()["picture_bytes"] == decoded
+        assert pool.stats()["image_bytes"] == decoded
         tight = {**settings, "memory_gib": 0.8 * decoded / 2**30}
         pool = Pool(config(root, **tight), 0, 0)
-        assert pool.stats()["picture_bytes"] < 0.5 * decoded
+        assert pool.stats()["image_bytes"] < 0.5 * decoded
         next(make_batches(config(root, **tight)))
         assert "kept as recorded" in capsys.readouterr().out
 

@@ -72,7 +72,7 @@ def test_a_pool_keeps_what_its_last_steps_draw_and_what_the_next_one_holds(tmp_p
     for _ in range(17):
         next(batches)
     (pool,) = pools._loading[0].result().values()
-    whole = pool.stats()["picture_bytes"]
+    whole = pool.stats()["image_bytes"]
     assert set(pools._loading) == {0}  # three steps are left, and the next pool does not load before the first of them
     next(batches)
     (after,) = pools._loading[1].result().values()
@@ -80,7 +80,7 @@ def test_a_pool_keeps_what_its_last_steps_draw_and_what_the_next_one_holds(tmp_p
     for index, frames in zip(pool._indices, pool._frames, strict=True):
         assert frames.holds(range(45)) == (index in shared)
     assert shared < set(pool._indices)
-    assert pool.stats()["picture_bytes"] < 0.8 * whole
+    assert pool.stats()["image_bytes"] < 0.8 * whole
 
 
 def test_a_step_back_reads_its_episodes_again(tmp_path: Path, loads: list[AlohaSource]):
