@@ -246,7 +246,7 @@ def of_training(config: DrivingConfig) -> Verdict:
         notes += data.notes
         notes += _fitting(config, data)
     except RunError as error:
-        return Verdict(notes=tuple(notes), refusal=str(error))
+        return Verdict(notes=tuple(notes), refusal=str(error), exit_code=error.exit_code)
     return Verdict(notes=tuple(notes), refusal=None)
 
 

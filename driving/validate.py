@@ -92,8 +92,8 @@ def validate(
     return report
 
 
-def _add_verdict(config: DrivingConfig, report: Report) -> None:
-    """Asks the training itself, which may leave out what is bad."""
+def _add_verdict(config: DrivingConfig, report: Report) -> int:
+    """Asks the training itself, which may leave out what is bad; returns the exit code of a refusal."""
     from driving.train import of_training  # imports jax
 
     verdict, read = of_training(config), tuple(f".{camera}.image_path" for camera in config.data.cameras)
@@ -105,6 +105,7 @@ def _add_verdict(config: DrivingConfig, report: Report) -> None:
             "problems; record them again, or write null for images that were never taken"
         )
     report |= {"notes": list(verdict.notes), "refusal": refusal, "refused": refusal is not None}
+    return verdict.exit_code or DataError.exit_code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -409,13 +410,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             say=progress,
             allow_links_to=args.allow_links_to,
         )
-        if config is not None:
-            _add_verdict(config, report)
+        code = DataError.exit_code if config is None else _add_verdict(config, report)
     except RunError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     print(json.dumps(report, indent=1)) if args.json else _print(report)
-    return DataError.exit_code if report["refused"] else 0
+    return code if report["refused"] else 0
 
 
 if __name__ == "__main__":

@@ -116,7 +116,8 @@ def inspect(request: Inspection, hands: Hands | None = None) -> Report:
     Returns:
       A dict for JSON: "path", "kind", "fps", "cameras", "tasks", "features", "frames", "episodes" (a list, one entry
       each: path, bytes, length, dims, hash, verdict, problems), "problems", "notes", "stats", "stats_seconds" (and
-      "stats_seconds_per_million_frames"), "source", "refused", and of a training "refusal", its message or None.
+      "stats_seconds_per_million_frames"), "source", "refused", and of a training "refusal", its message or None,
+      and "exit_code".
     """
     report: Report = {"path": str(request.path), "episodes": [], "problems": [], "notes": [], "stats": {}}
     try:
@@ -145,7 +146,7 @@ def _add_verdict(config: OpenpiRiptConfig, report: Report) -> None:
             "among the problems; record them again, or take them out of the dataset"
         )
     report["problems"] = [problem for problem in report["problems"] if problem != refusal]  # said once
-    report |= {"refusal": refusal, "refused": refusal is not None}
+    report |= {"refusal": refusal, "refused": refusal is not None, "exit_code": verdict.exit_code}
     if refusal is None:
         own = {"norm_stats": None, "state_norm": "mean_std", "action_norm": "mean_std"}  # else none may be computed
         data = open_data(dataclasses.replace(config.data, **own), allow_code=True)
@@ -470,7 +471,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = inspect(request, Hands(workers=args.workers, fleet=args.fleet))
         print(json.dumps(report, indent=2)) if args.json else _print(report)
         if report["refused"]:
-            return DataError.exit_code
+            return report.get("exit_code") or DataError.exit_code
         if args.write_stats:
             stats = {
                 name: norm.NormStats(**{k: np.array(v) for k, v in s.items()}) for name, s in report["stats"].items()

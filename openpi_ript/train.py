@@ -91,7 +91,7 @@ def of_training(config: OpenpiRiptConfig) -> Verdict:
         _require_taken(data)
         require_positive(config, data)
     except RunError as error:
-        return Verdict(notes=tuple(notes), refusal=str(error))
+        return Verdict(notes=tuple(notes), refusal=str(error), exit_code=error.exit_code)
     return Verdict(notes=tuple(notes), refusal=None)
 
 

@@ -225,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
                 prepare_place(file, option)
         hands = Hands(workers=arguments.workers, fleet=arguments.fleet)
         require_reachable({"DIR": arguments.dir}, allowed=(errno.ENOENT, errno.ENOTDIR))
-        config = None
+        config, code = None, DataError.exit_code
         if arguments.config is not None:
             config = load_for_data(
                 QChunkConfig,
@@ -239,6 +239,7 @@ def main(argv: list[str] | None = None) -> int:
         found = describe(walked, arguments.dir)
         if config is not None:
             verdict = of_training(config)
+            code = verdict.exit_code or DataError.exit_code
             found |= {"notes": list(verdict.notes), "refused": verdict.refusal is not None, "refusal": verdict.refusal}
         if arguments.figure is not None and not walked.selection.reports:
             print("figure: none, since no episode is good", file=sys.stderr)
@@ -272,7 +273,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"\n{len(found['problems'])} problem(s); training refuses this dataset:")
             for line in list_problems((Problem(**problem) for problem in found["problems"]), all_by="--json"):
                 print(f"  {line}")
-    return DataError.exit_code if found["refused"] else 0
+    return code if found["refused"] else 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ class Verdict:
     notes: tuple[str, ...]
     refusal: str | None
     """The message with which training ends; None where it would begin."""
+    exit_code: int = 0
+    """With which training ends; 0 where it would begin."""
 
 
 TAKEN = "training with this config takes this dataset"

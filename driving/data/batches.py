@@ -31,7 +31,7 @@ from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
 from driving.data.split import SPLIT_FILE
-from driving.data.tables import Tables, fills_headings, judged, make_tables, masked_plans, plans_to_stand
+from driving.data.tables import Tables, fills_headings, fills_places, judged, make_tables, masked_plans, plans_to_stand
 from driving.data.targets import bridged_s, relative_pose, wrap
 from driving.data.validation import check_absent, members, scored, scored_note, shown_note, without_bad
 
@@ -47,6 +47,9 @@ PLANS = "plans_that_were_not_driven"
 
 HEADED = "frames_with_a_place_and_no_yaw"
 """As DERIVED: where it stands, earlier versions masked waypoints, or poses, for which these frames are needed."""
+
+BETWEEN = "frames_between_poses"
+"""As DERIVED: where it stands, earlier versions masked waypoints and poses of these frames, and motion after them."""
 
 JUDGED = "motion_and_plans_as_drives_leave_them"
 """As DERIVED: where it stands, earlier versions took these otherwise."""
@@ -270,10 +273,13 @@ class DrivingData:
         return found | ({JUDGED: "; ".join(sorted(new))} if new else {}) | self.headed("waypoints")
 
     def headed(self, what: Literal["waypoints", "poses"]) -> dict[str, str]:
-        """As `derived`, of the headings that waypoints, or relative poses, were taken from."""
+        """As `derived`, of the headings and places that waypoints, or relative poses, were taken from."""
         fills = [fills_headings(self.index, episode, self.tables, self.config) for episode in self.episodes.tolist()]
         filled = any(waypoints if what == "waypoints" else poses for waypoints, poses in fills)
-        return {HEADED: "read, with the heading of those around"} if filled else {}
+        placed = any(fills_places(self.index, episode, self.tables) for episode in self.episodes.tolist())
+        return ({HEADED: "read, with the heading of those around"} if filled else {}) | (
+            {BETWEEN: "have the place between them, and motion is taken over them"} if placed else {}
+        )
 
 
 def _masked(

@@ -82,6 +82,7 @@ def check_numbers(index: Index, config: DataConfig) -> Findings:
         "rad, as it travels",
     )
     _check_headings(index, file, found)
+    _check_places(index, tables, file, found)
     _check_derived(index, tables, config, file, found)
     _check_waypoints(index, tables, config, found)
     return found
@@ -160,6 +161,21 @@ def _check_headings(index: Index, file: str, found: Findings) -> None:
         key = f"frames[{without[0]}].observations.state.yaw_rad"
         text = f"none in {len(without)} of {int(placed.sum())} frames; targets take it from those around it"
         found.remarks.append(Problem(file=file, key=key, expected="a yaw wherever there are x_m and y_m", found=text))
+
+
+def _check_places(index: Index, tables: Tables, file: str, found: Findings) -> None:
+    """Frames without a place between others that have one: what training knows of them."""
+    placed = np.all(np.isfinite(index.pose[:, :2]), axis=1)
+    without = np.flatnonzero(~placed)
+    if not placed.any() or not len(without):
+        return
+    known = {"speed": tables.speed_valid, "yaw rate": tables.yaw_rate_valid, "pose to predict from": tables.pose_valid}
+    lacks = [
+        f"no {name} in {int((~valid[without]).sum())}" for name, valid in known.items() if not valid[without].all()
+    ]
+    key = f"frames[{without[0]}].observations.state.x_m"
+    text = f"none in {len(without)} of {index.frames} frames, of which training knows {', '.join(lacks) or 'all'}"
+    found.remarks.append(Problem(file=file, key=key, expected="a place, or a speed and a yaw rate", found=text))
 
 
 def _check_derived(index: Index, tables: Tables, config: DataConfig, file: str, found: Findings) -> None:

@@ -265,7 +265,7 @@ def _camera_arrays(
         pose = camera.get("pose")
         if pose:
             poses[i, k] = pose["x_m"], pose["y_m"], pose["yaw_rad"]
-        for name, out, make in (("intrinsics", intrinsics, _matrix_k), ("extrinsics", extrinsics, _matrix_e)):
+        for name, out, make in (("intrinsics", intrinsics, intrinsics_of), ("extrinsics", extrinsics, extrinsics_of)):
             numbers = tuple(camera.get(name) or ())
             if not numbers:
                 continue
@@ -273,20 +273,23 @@ def _camera_arrays(
                 known[name, numbers] = matrix = make(numbers)
                 if matrix is None:
                     key = f"frames[{i}].observations.cameras.{cameras[k]}.{name}"
-                    problems.append(Problem(file=source, key=key, expected=_EXPECTED[name], found=str(list(numbers))))
+                    problems.append(
+                        Problem(file=source, key=key, expected=CALIBRATION_EXPECTED[name], found=str(list(numbers)))
+                    )
             matrix = known[name, numbers]
             if matrix is not None:
                 out[i, k] = matrix
     return {"t_offset_s": offsets, "camera_pose": poses, "intrinsics": intrinsics, "extrinsics": extrinsics}
 
 
-_EXPECTED = {
+CALIBRATION_EXPECTED = {
     "intrinsics": "fx, fy, cx, cy with focal lengths above 0, or the matrix [fx, s, cx, 0, fy, cy, 0, 0, 1]",
     "extrinsics": "a rotation and a translation row by row, the last row 0, 0, 0, 1",
 }
 
 
-def _matrix_k(numbers: tuple[float | int, ...]) -> Float64[np.ndarray, "3 3"] | None:
+def intrinsics_of(numbers: Sequence[float | int]) -> Float64[np.ndarray, "3 3"] | None:
+    """Returns the matrix of four numbers or of its nine, row by row; None where they are none."""
     if len(numbers) == 4:
         fx, fy, cx, cy = numbers
         numbers = (fx, 0.0, cx, 0.0, fy, cy, 0.0, 0.0, 1.0)
@@ -295,7 +298,8 @@ def _matrix_k(numbers: tuple[float | int, ...]) -> Float64[np.ndarray, "3 3"] | 
     return matrix if good else None
 
 
-def _matrix_e(numbers: tuple[float | int, ...]) -> Float64[np.ndarray, "4 4"] | None:
+def extrinsics_of(numbers: Sequence[float | int]) -> Float64[np.ndarray, "4 4"] | None:
+    """Returns the matrix of its sixteen numbers, row by row; None where they are no rotation and translation."""
     matrix = np.array(numbers, np.float64).reshape(4, 4)
     rotation = matrix[:3, :3]
     rigid = np.abs(rotation.T @ rotation - np.eye(3)).max() < RIGID_TOLERANCE and np.linalg.det(rotation) > 0

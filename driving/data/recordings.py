@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float64
 
 from chunkwise.data.images import read_image_size, require_few_scans
 from chunkwise.data.problems import Problem
@@ -19,6 +20,8 @@ from driving.data.episodes import Episode, episode_names, image_name, iter_image
 from driving.data.images import read_bytes
 from driving.data.scan import scan_file
 
+FAR_M = 1e5
+"""Beyond it 32-bit floats are more than 0.4 cm apart."""
 KEPT = 4
 """Parsed episodes that are kept: that shown, and those around it."""
 _FRAME = re.compile(r"frames\[(\d+)\]")
@@ -52,9 +55,10 @@ class DrivingRecordings:
         read, _ = self._episode(episode)
         waypoints = read.waypoints.reshape(len(read.t), -1)
         steps = range(1, read.waypoints.shape[1] + 1)
+        pose, notes = _near_zero(read.pose)
         columns = {
             "expert waypoints": waypoints,
-            "pose": read.pose,
+            "pose": pose,
             "speed_mps": read.speed_mps,
             "yaw_rate_radps": read.yaw_rate_radps,
             "route_command": read.route_command,
@@ -66,6 +70,7 @@ class DrivingRecordings:
             labels={"pose": ("x", "y", "yaw"), "expert waypoints": [f"{axis}{i}" for i in steps for axis in "xy"]},
             fps=float(1 / np.median(np.diff(read.t))) if len(read.t) > 1 else None,
             times=read.t,
+            notes=notes,
         )
 
     def image(self, episode: int, camera: str, frame: int) -> bytes:
@@ -92,3 +97,13 @@ def _with_frame(problem: Problem) -> Problem:
     """Takes the frame out of the key, where it names one."""
     found = _FRAME.match(problem.key)
     return problem if found is None or problem.row is not None else dataclasses.replace(problem, row=int(found[1]))
+
+
+def _near_zero(pose: Float64[np.ndarray, "T 3"]) -> tuple[Float64[np.ndarray, "T 3"], tuple[str, ...]]:
+    """Poses as the page can show them in 32 bits, to a centimetre or better, and a note where they are moved for it."""
+    known = np.flatnonzero(np.isfinite(pose[:, :2]).all(axis=1))
+    if not len(known) or np.abs(pose[known, :2]).max() < FAR_M:
+        return pose, ()
+    x, y = np.floor(pose[known[0], :2])
+    note = f"pose: x and y are shown less {x:.0f} and {y:.0f} m, which 32-bit floats cannot hold to the centimetre"
+    return pose - (x, y, 0.0), (note,)

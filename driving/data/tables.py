@@ -25,7 +25,7 @@ class Tables:
     """Frame at each of the n times of a sample whose anchor is the frame."""
     time_valid: Bool[np.ndarray, "F n"]
     pose: Float64[np.ndarray, "F 3"]
-    """x, y and yaw, continuous over +-pi. For targets alone: where no yaw is recorded, the heading knows where the car
+    """x, y and yaw, continuous over +-pi. For targets alone: where no place or yaw is recorded, it knows where the car
     goes next."""
     pose_valid: Bool[np.ndarray, " F"]
     yaw_rad: Float64[np.ndarray, " F"]
@@ -95,6 +95,12 @@ def fills_headings(index: Index, episode: int, tables: Tables, config: DataConfi
     return not same, not np.array_equal(less, tables.pose_valid[rows])
 
 
+def fills_places(index: Index, episode: int, tables: Tables) -> bool:
+    """Whether an episode has frames without a place that take it from those around them."""
+    rows = index.rows(episode)
+    return bool((tables.pose_valid[rows] & ~np.all(np.isfinite(index.pose[rows, :2]), axis=1)).any())
+
+
 def yaw_rates_of(
     index: Index, rows: slice, max_gap_s: float
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
@@ -150,6 +156,7 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     placed = np.all(np.isfinite(place), axis=1)
     heading, headed = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap, ahead=True)
     pose = np.concatenate([np.nan_to_num(place), heading[:, None]], axis=1)
+    pose, placed, headed = targets.placed_between(t, pose, placed, headed, max_gap_s=gap)
     yaw, yaw_valid = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap)
     speed, speed_valid = _recorded_or(recorded, *targets.speeds(t, place, index.pose[rows, 2], max_gap_s=gap))
     yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *yaw_rates_of(index, rows, gap)[:2])

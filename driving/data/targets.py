@@ -51,8 +51,8 @@ def headings(
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
     """Yaw of each frame, continuous over +-pi, and whether it is known.
 
-    As recorded; before any is, the direction of travel from the frame before (turned round where the recorded speed is
-    negative). A car that stands keeps the heading with which it stopped.
+    As recorded; before any is, the direction of travel from the last place before (turned round where the recorded
+    speed is negative). A car that stands keeps the heading with which it stopped.
 
     Args:
       t: Seconds, strictly increasing.
@@ -60,8 +60,8 @@ def headings(
       speed_mps: As recorded, NaN where unknown.
       max_gap_s: Twice this, from the first frame to the last of a difference, is the most that gives a direction.
       ahead: For what a model is compared with: wherever none is recorded, that between the recorded ones on either
-        side, else the direction from the frame before to the one after, turned round where it goes against recorded
-        ones beside it; a car that has stood from the start has the heading with which it drives off.
+        side, else the direction from the last place before to the next after, turned round where it goes against
+        recorded ones beside it; a car that has stood from the start has the heading with which it drives off.
     """
     yaw = pose[:, 2].copy()
     recorded = np.isfinite(yaw)
@@ -91,7 +91,8 @@ def _directions(
     step, near = differences(t, place, max_gap_s, ahead=ahead)
     yaw = np.arctan2(step[:, 1], step[:, 0]) + np.where(speed < 0, np.pi, 0.0)
     still = STILL_M if ahead else STILL_M / 2
-    yaw[~near | (np.hypot(step[:, 0], step[:, 1]) < still)] = np.nan
+    placed = np.isfinite(place).all(axis=1)  # between two places the heading is better taken from theirs
+    yaw[~near | ~placed | (np.hypot(step[:, 0], step[:, 1]) < still)] = np.nan
     recorded = np.isfinite(heading)
     if recorded.any():
         yaw = np.where(recorded, heading, _turned_round(t, place, yaw, heading, max_gap_s))
@@ -100,8 +101,11 @@ def _directions(
         # Standing at the place of the last moving frame, or of the next one.
         beside = (*moving[moving < i][-1:], *(moving[moving > i][:1] if ahead else ()))
         for j in sorted(beside, key=lambda j: not recorded[j]):
-            between = place[min(i, j) : max(i, j) + 1]
-            if np.isfinite(between).all() and np.hypot(*(between - place[i]).T).max() < 2 * STILL_M:
+            rows = np.arange(min(i, j), max(i, j) + 1)
+            known = rows[np.isfinite(place[rows]).all(axis=1)]
+            if len(known) < len(rows) and np.diff(t[known]).max(initial=0.0) > 2 * max_gap_s:
+                continue  # where it was in between is not known
+            if np.hypot(*(place[known] - place[i]).T).max() < 2 * STILL_M:
                 yaw[i] = yaw[j]
                 break
     return yaw
@@ -136,26 +140,37 @@ def _turned_round(
 def differences(
     t: Float64[np.ndarray, " T"], x: Float64[np.ndarray, "T d"], max_gap_s: float, *, ahead: bool = False
 ) -> tuple[Float64[np.ndarray, "T d"], Bool[np.ndarray, " T"]]:
-    """x at each frame minus x before, and whether both are known and near in time; nothing is before the first.
+    """x at each frame minus the last known x before, and whether both are near in time; nothing is before the first.
 
-    With `ahead`, x after minus x before each frame, one-sided at the ends.
+    With `ahead`, the next known x after minus the last before each frame, one-sided at the ends.
     """
-    before, after = _neighbours(len(t), ahead=ahead)
+    before, after = _neighbours(np.all(np.isfinite(x), axis=1), ahead=ahead)
     step = x[after] - x[before]
     near = (t[after] - t[before] <= 2 * max_gap_s) & (after > before)
     return step, near & np.isfinite(step).all(1)
 
 
-def _neighbours(count: int, *, ahead: bool) -> tuple[np.ndarray, np.ndarray]:
-    frames = np.arange(count)
-    return np.maximum(frames - 1, 0), np.minimum(frames + 1, count - 1) if ahead else frames
+def _neighbours(known: Bool[np.ndarray, " T"], *, ahead: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The last known frame before each, and with `ahead` the next one after it; the frame itself where there is none.
+
+    Poses may come less often than images: at 10 Hz by GPS, where the cameras take 20.
+    """
+    frames = np.arange(len(known))
+    before = np.maximum.accumulate(np.where(known, frames, -1))
+    before = np.concatenate([[-1], before])[: len(frames)]
+    before = np.where(before < 0, frames, before)
+    if not ahead:
+        return before, frames
+    after = np.minimum.accumulate(np.where(known, frames, len(frames))[::-1])[::-1]
+    after = np.concatenate([after, [len(frames)]])[1 : len(frames) + 1]
+    return before, np.where(after == len(frames), frames, after)
 
 
 def rate(
     t: Float64[np.ndarray, " T"], x: Float64[np.ndarray, " T"], known: Bool[np.ndarray, " T"], *, max_gap_s: float
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
-    """Change of x a second since the frame before, and whether it could be taken."""
-    before, after = _neighbours(len(t), ahead=False)
+    """Change of x a second since the last known frame before, and whether it could be taken."""
+    before, after = _neighbours(known, ahead=False)
     step, near = differences(t, np.where(known, x, np.nan)[:, None], max_gap_s)
     seconds = np.where(near, t[after] - t[before], 1.0)
     return np.where(near, step[:, 0] / seconds, 0.0), near
@@ -179,7 +194,7 @@ def speeds(
       max_gap_s: As `differences` takes it.
       ahead: As `differences` takes it.
     """
-    before, after = _neighbours(len(t), ahead=ahead)
+    before, after = _neighbours(np.all(np.isfinite(place), axis=1), ahead=ahead)
     step, near = differences(t, place, max_gap_s, ahead=ahead)
     seconds = np.where(near, t[after] - t[before], 1.0)
     speed = np.hypot(step[:, 0], step[:, 1]) / seconds
@@ -197,7 +212,8 @@ def yaw_rates(
     *,
     max_gap_s: float,
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
-    """Yaw rate in rad/s since the frame before, whether it is known, and whether it could be taken and is not believed.
+    """Yaw rate in rad/s since the last known yaw before, whether it is known, and whether it could be taken and is not
+    believed.
 
     A direction of travel turns round where a car changes gear, any way where it stands and its place is noisy, and lies
     off the recorded yaw that follows it: none of this is a turn.
@@ -209,7 +225,7 @@ def yaw_rates(
       recorded: Where it is recorded, and no direction of travel.
       max_gap_s: As `differences` takes it.
     """
-    before, after = _neighbours(len(t), ahead=False)
+    before, after = _neighbours(known, ahead=False)
     rate_radps, near = rate(t, yaw, known, max_gap_s=max_gap_s)
     seconds = t[after] - t[before]
     sudden = np.abs(rate_radps) * seconds > JUMP_RAD + JUMP_RAD_S * seconds
@@ -249,6 +265,33 @@ def interpolate_poses(
     valid = inside & ((gap <= max_gap_s + TIME_SLACK_S) | on_frame)
     out = poses[before] + share[..., None] * (poses[after] - poses[before])
     return np.where(valid[..., None], out, 0.0), valid
+
+
+def placed_between(
+    t: Float64[np.ndarray, " T"],
+    pose: Float64[np.ndarray, "T 3"],
+    placed: Bool[np.ndarray, " T"],
+    headed: Bool[np.ndarray, " T"],
+    *,
+    max_gap_s: float,
+) -> tuple[Float64[np.ndarray, "T 3"], Bool[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
+    """Returns poses, placed and headed with those frames that have no place given one, linear between those that do.
+
+    For what a model is compared with alone: it knows where the car goes next.
+
+    Args:
+      t: Seconds, strictly increasing.
+      pose: x, y and yaw, continuous over +-pi.
+      placed: Frames whose x and y are known.
+      headed: Frames whose yaw is known; those that are placed anew and have none get one.
+      max_gap_s: As `bridged_s` takes it, of the rhythm of the poses.
+    """
+    gap = bridged_s(t[placed], max_gap_s)
+    between, found = interpolate_poses(t, pose, placed & headed, t, max_gap_s=gap)
+    filled = found & ~placed
+    yaw = np.where(filled & ~headed, between[:, 2], pose[:, 2])
+    place = np.where(filled[:, None], between[:, :2], pose[:, :2])
+    return np.concatenate([place, yaw[:, None]], axis=1), placed | filled, headed | filled
 
 
 def bridged_s(t: Float64[np.ndarray, " T"], max_gap_s: float) -> float:

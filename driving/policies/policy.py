@@ -28,7 +28,7 @@ from chunkwise.policies.shrunk import read_shrunk
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from chunkwise.train import rngs
 from driving.config import DrivingConfig
-from driving.data.episodes import ROUTE_COMMANDS
+from driving.data.episodes import CALIBRATION_EXPECTED, ROUTE_COMMANDS, extrinsics_of, intrinsics_of
 from driving.data.images import FILTER
 from driving.data.tables import PAST_S
 from driving.model.heads import Modes, WaypointModel
@@ -233,12 +233,15 @@ class WaypointPolicy(policy.Policy[Prepared]):
                 got = sorted(map(str, sent)) if isinstance(sent, Mapping) else type(sent).__name__
                 raise DataError(f"{matrix}: expected a dict with {list(cameras)}, found {got}")
             for name in cameras:
-                found, there = observations.known_numbers(sent, name, shape, rows=rows, single=single)
+                key = f"{matrix}/{name}"
+                found, there = observations.known_numbers({key: sent[name]}, key, shape, rows=rows, single=single)
                 whole = np.asarray(there.reshape(rows, -1).all(axis=1)).reshape(rows)
-                if matrix == "intrinsics" and (whole & (np.linalg.det(found) == 0)).any():
-                    raise DataError(
-                        f"intrinsics {name}: expected a matrix that can be inverted, found {found.tolist()}"
-                    )
+                make = intrinsics_of if matrix == "intrinsics" else extrinsics_of
+                for one in found[whole]:
+                    if make(one.ravel().tolist()) is None:
+                        raise DataError(
+                            f"{key}: expected {CALIBRATION_EXPECTED[matrix]}, as in the dataset, found {one.tolist()}"
+                        )
                 matrices.setdefault(matrix, []).append(np.where(whole[:, None, None], found, np.eye(shape[0])))
                 matrices.setdefault(f"{matrix} known", []).append(whole)
         known = np.logical_and(*(np.stack(matrices[f"{matrix} known"], axis=1) for matrix in _MATRICES))
@@ -275,6 +278,8 @@ class WaypointPolicy(policy.Policy[Prepared]):
     def _command(self, observation: Mapping[str, Any], rows: int, single: bool) -> np.ndarray:
         if not self._settings.use_command:
             return np.zeros(rows, np.int32)
+        if observations.entry(observation, "route_command") is None:
+            raise DataError("route_command: expected text, found NoneType None; where it is not known, send 'unknown'")
         words = observations.texts(observation, "route_command", rows=rows, single=single)
         if wrong := sorted(set(words) - set(ROUTE_COMMANDS)):
             raise DataError(f"route_command: expected one of {', '.join(ROUTE_COMMANDS)}, found {wrong[0]!r:.80}")

@@ -26,7 +26,7 @@ def of_training(config: QChunkConfig) -> Verdict:
         for shard in range(config.data.shards):
             notes += [f"pool: {note}" for note in episodes_of_pool(config, dataset.source, 0, 0, shard).notes]
     except RunError as error:
-        return Verdict(notes=tuple(dict.fromkeys(notes)), refusal=str(error))
+        return Verdict(notes=tuple(dict.fromkeys(notes)), refusal=str(error), exit_code=error.exit_code)
     return Verdict(notes=tuple(dict.fromkeys(notes)), refusal=None)
 
 

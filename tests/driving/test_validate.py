@@ -151,6 +151,23 @@ def test_a_yaw_in_some_frames_is_a_remark(tmp_path: Path):
     ]
 
 
+def test_a_place_in_some_frames_is_a_remark(tmp_path: Path):
+    def change(tree: Tree) -> None:
+        for i, frame in enumerate(frames(tree)):
+            if i % 3:
+                frame["observations"]["state"] = {"yaw_rad": frame["observations"]["state"]["yaw_rad"]}
+
+    write_drive(tmp_path, "a", frames=29, change=change)
+    report = validate([tmp_path])
+    assert report["problems"] == []
+    assert [(remark["key"], remark["found"]) for remark in report["remarks"]] == [
+        (
+            "frames[1].observations.state.x_m",
+            "none in 19 of 29 frames, of which training knows no speed in 19, no pose to predict from in 1",
+        )
+    ]
+
+
 def test_gaps_and_jitter_are_remarks(tmp_path: Path):
     def change(tree: Tree) -> None:
         del tree["frames"][10:12]
@@ -343,6 +360,8 @@ def test_what_training_would_say_is_asked_of_training(drives: Path, capsys: pyte
         report = json.loads(capsys.readouterr().out)
         assert not report["problems"], "the drives themselves are good"
         assert words in report["refusal"]
+    assert main([str(drives), *TRAINING, "--data.augment.flip", "0.5"]) == 64, "of the config, as training ends"
+    assert "data.augment.flip needs both sides" in capsys.readouterr().out
 
 
 def test_an_image_that_does_not_decode_ends_the_trainings_that_read_it(

@@ -34,6 +34,26 @@ def test_columns_and_images_are_those_of_the_files(tmp_path: Path):
     assert [(told[k].length, told[k].problems) for k in range(2)] == [(5, ()), (12, ())]
 
 
+def test_poses_far_from_the_origin_are_shown_to_the_centimetre(tmp_path: Path):
+    def moved(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"]:
+            state = frame["observations"]["state"]
+            state.update(x_m=state["x_m"] + 512_853.25, y_m=state["y_m"] + 4_654_791.75)
+        tree["frames"][0]["observations"]["state"] = {}
+
+    write_drive(tmp_path, "utm", frames=12, change=moved)
+    content = DrivingRecordings(tmp_path).open(0)
+    shown = content.columns["pose"].astype(np.float32)
+    far = np.array([512_853.25, 4_654_791.75, 0.0])
+    first = np.floor(np.array(pose_at(0.1)) + far) * [1, 1, 0]
+    expected = np.array(pose_at(0.7)) + far - first
+    np.testing.assert_allclose(shown[7], expected, atol=1e-5)
+    assert content.notes == (
+        f"pose: x and y are shown less {first[0]:.0f} and {first[1]:.0f} m, which 32-bit floats cannot hold to the "
+        "centimetre",
+    )
+
+
 def named(frame: int, path: str | None) -> Any:
     """A change of a drive: the front image of a frame is another, or none."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import chunkwise
 from chunkwise.config.load import load
 from chunkwise.config.saved import flatten, read_config
 from chunkwise.errors import ConfigError
@@ -213,3 +214,23 @@ def test_help_shows_every_field():
     missing = {name for name in flatten(config) if f"--{name.replace('_', '-')}" not in found.stdout}
     # Whole parts that this config leaves out; only a file can put them in.
     assert missing == {"agent.encoder", "agent.decoupled", "online"}
+
+
+def test_a_config_file_begins_with_a_shipped_one(tmp_path: Path):
+    """In a clone and in a wheel, whose configs lie elsewhere; types that the file defines stay its own."""
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\nimport dataclasses\nimport chunkwise\n"
+        "@dataclasses.dataclass\nclass Own:\n    steps: int = 7\n"
+        "def get_config():\n    config = chunkwise.get_config('qchunk/debug')\n"
+        "    @dataclasses.dataclass\n    class More(Own):\n        batch: int = 4\n"
+        "    own = More()\n"
+        "    train = dataclasses.replace(config.train, steps=own.steps, batch_size=own.batch)\n"
+        "    return dataclasses.replace(config, train=train)\n"
+    )
+    found, _ = load(["--config", str(tmp_path / "mine.py")])
+    shipped = chunkwise.get_config("qchunk/debug")
+    assert (found.train.steps, found.train.batch_size, shipped.train.batch_size) == (7, 4, 32)
+    assert flatten(found) | {"train.steps": shipped.train.steps, "train.batch_size": 32} == flatten(shipped)
+    assert chunkwise.get_config(str(tmp_path / "mine.py")) == found
+    with pytest.raises(ConfigError, match=r"no config is named qchunk/debgu.*; did you mean qchunk/debug\?"):
+        chunkwise.get_config("qchunk/debgu")

@@ -82,6 +82,49 @@ def test_a_yaw_that_is_rare_loses_no_waypoints(tmp_path: Path):
     assert (whole.derived(), rare.derived()) == ({}, told)
 
 
+def without_place(kept: int, *, yaw: bool) -> Callable[[dict[str, Any]], None]:
+    """Forgets the place but in every so many frames, as of GPS slower than the cameras; and all else but the yaw."""
+
+    def change(tree: dict[str, Any]) -> None:
+        for i, frame in enumerate(tree["frames"]):
+            state = frame["observations"]["state"]
+            keep = (("x_m", "y_m") if i % kept == 0 else ()) + (("yaw_rad",) if yaw else ())
+            frame["observations"]["state"] = {name: state[name] for name in keep}
+
+    return change
+
+
+@pytest.mark.parametrize("yaw", [True, False])
+@pytest.mark.parametrize(("kept", "apart"), [(2, 0.03), (5, 0.2)])
+def test_places_that_are_rarer_than_images_lose_no_waypoints(tmp_path: Path, kept: int, apart: float, yaw: bool):
+    """On its circle a place lies on the line between two that are recorded, which are up to 0.5 s apart."""
+    write_drive(tmp_path / "all", "a", frames=31)
+    write_drive(tmp_path / "rare", "a", frames=31, change=without_place(kept, yaw=yaw))
+    config = DataConfig(path=str(tmp_path / "all"), image_size=SIZE)
+    whole = open_data(config, "all")
+    rare = open_data(dataclasses.replace(config, path=str(tmp_path / "rare")), "all")
+    ours, theirs = rare.batch(np.arange(31)), whole.batch(np.arange(31))
+    for mask in ("waypoint_valid", "relative_pose_valid"):
+        np.testing.assert_array_equal(ours[mask], theirs[mask])
+    # At the ends a direction of travel is that of one side; where yaws are recorded they are as good there.
+    frames = slice(0 if yaw else kept, 29 - kept)
+    assert np.abs(ours["waypoints"] - theirs["waypoints"])[frames].max() < apart
+    tables, known = rare.tables, (np.arange(31) % kept == 0) & (np.arange(31) > 0)
+    np.testing.assert_array_equal(tables.speed_valid, known)  # an input is not taken from later places
+    travelled = np.linalg.norm(np.diff(whole.index.pose[::kept, :2], axis=0), axis=-1)
+    np.testing.assert_allclose(tables.speed_mps[known], travelled / (0.1 * kept), rtol=1e-5)
+    told = {"frames_between_poses": "have the place between them, and motion is taken over them"}
+    assert (whole.headed("poses"), rare.headed("poses")) == ({}, told)
+    assert rare.derived().items() >= told.items()
+
+
+def test_places_too_far_apart_are_not_bridged(tmp_path: Path):
+    write_drive(tmp_path, "a", frames=31, change=without_place(11, yaw=True))
+    tables = open_data(DataConfig(path=str(tmp_path), image_size=SIZE), "all").tables
+    assert tables.pose_valid.nonzero()[0].tolist() == [0, 11, 22]
+    assert not tables.speed_valid.any()
+
+
 def creeping(tree: dict[str, Any]) -> None:
     """0.01 m a frame, so that neighbours give no direction, between two stretches at 10 m/s; no yaw."""
     steps = np.concatenate([np.full(10, 1.0), np.full(100, 0.01), np.full(10, 1.0)])

@@ -157,14 +157,14 @@ def test_a_convolution_is_one():
     x = np.random.default_rng(1).normal(size=(2, 5, 6, 3)).astype(np.float32)
     kernel = np.random.default_rng(2).normal(size=(3, 3, 3, 4)).astype(np.float32)
     bias = np.arange(4, dtype=np.float32)
-    weights = {"params": {"kernel": kernel.reshape(27, 4), "bias": bias}}
+    weights = {"params": {"kernel": jnp.asarray(kernel.reshape(27, 4)), "bias": jnp.asarray(bias)}}
     module: Any = Convolution(4)
     assert jax.tree.map(jnp.shape, module.init(jax.random.key(0), jnp.asarray(x))) == jax.tree.map(jnp.shape, weights)
     numbers = ("NHWC", "HWIO", "NHWC")
     theirs = jax.lax.conv_general_dilated(
         jnp.asarray(x), jnp.asarray(kernel), (1, 1), "SAME", dimension_numbers=numbers
     )
-    np.testing.assert_allclose(module.apply(weights, jnp.asarray(x)), theirs + bias, atol=1e-5)
+    np.testing.assert_allclose(module.apply(weights, jnp.asarray(x)), theirs + bias[None, None, None], atol=1e-5)
 
 
 def test_images_that_are_no_whole_number_of_tokens_are_refused():

@@ -151,7 +151,11 @@ def test_what_evaluation_computes_is_what_is_loaded_and_served(drives: Path, run
         ("past_yaw_rate_radps", [0.0, np.inf, None], r"past_yaw_rate_radps: .* found inf at \[1\]"),
         ("past_speed_mps", [[1.0], [1.0, 2.0]], "past_speed_mps: expected an array"),
         ("route_command", "back", "route_command: expected one of unknown, left, straight, right, found 'back'"),
-        ("route_command", None, "route_command: expected text, found NoneType"),
+        (
+            "route_command",
+            None,
+            "route_command: expected text, found NoneType None; where it is not known, send 'unknown'",
+        ),
         ("image", {"front": None}, "image: expected a dict with"),
         ("image", dict.fromkeys(CAMERAS), r"image: expected at least 1 cameras that are on, .* found 0"),
         ("image", dict.fromkeys(CAMERAS, np.zeros((4, 4, 3))), "image front: expected uint8"),
@@ -349,8 +353,21 @@ def test_moments_and_calibration_are_read_as_in_training(drives: Path, tmp_path:
     assert np.abs(policy.infer(observation | {"extrinsics": unknown})["actions"] - expected).max() > 0.01
     for wrong, message in (
         ({"extrinsics": {"front": np.eye(4)}}, "extrinsics: expected a dict with"),
-        ({"intrinsics": {**matrices["intrinsics"], "front": np.zeros((3, 3))}}, "that can be inverted"),
-        ({"intrinsics": {**matrices["intrinsics"], "front": np.eye(4)}}, r"front: expected numbers \[3, 3\]"),
+        ({"intrinsics": {**matrices["intrinsics"], "front": np.zeros((3, 3))}}, "intrinsics/front: expected fx, fy"),
+        ({"intrinsics": {**matrices["intrinsics"], "front": np.diag([-9.0, 9, 1])}}, "with focal lengths above 0"),
+        (
+            {"intrinsics": {**matrices["intrinsics"], "front": np.eye(4)}},
+            r"intrinsics/front: expected numbers \[3, 3\]",
+        ),
+        (
+            {"extrinsics": {**matrices["extrinsics"], "front": np.zeros((4, 4))}},
+            "extrinsics/front: expected a rotation",
+        ),
+        ({"extrinsics": {**matrices["extrinsics"], "front": 2 * np.eye(4)}}, "a rotation and a translation row by row"),
+        (
+            {"extrinsics": {**matrices["extrinsics"], "front": matrices["extrinsics"]["front"].T}},
+            "the last row 0, 0, 0",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             policy.infer(observation | wrong)

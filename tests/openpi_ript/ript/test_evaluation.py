@@ -199,6 +199,13 @@ def test_another_environment_has_its_own_task_prompt_and_limit():
     several = command.environment_of(run, "metaworld/MT10", None)
     assert (several.task, several.tasks, several.steps, several.prompts) == ("", ("MT10",), {}, {})
     assert command.environment_of(run, "mine:make", "go").suite == "mine:make"
+    fast = EnvConfig(suite="robosuite", task="Lift", prompt="lift", max_steps=9, rendering="fast")
+    found = [command.environment_of(fast, name, "go").rendering for name in ("robosuite/Door", "metaworld/push-v3")]
+    assert found == ["fast", "full"]
+    with pytest.raises(ConfigError, match=r"--env town/drive: env\.suite is 'town'; expected one of aloha"):
+        command.environment_of(run, "town/drive", "go")
+    with pytest.raises(ConfigError, match=r"--env point/red: env\.python is '/usr/bin/python3'"):
+        command.environment_of(run, "point/red", "go", "/usr/bin/python3")
     ten = point(
         suite="metaworld", task="", prompt="", tasks=("reach-v3", "basketball-v3"),
         prompts={"reach-v3": "go there", "basketball-v3": "throw"}, steps={"reach-v3": 5, "basketball-v3": 6},
