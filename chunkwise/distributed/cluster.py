@@ -115,7 +115,7 @@ def _join(decision: Decision) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     listen_at = _listen_at(decision, os.environ)
     if decision.coordinator is not None and decision.processes is not None:
-        _meet(decision, decision.coordinator, listen_at or os.environ.get(_BIND_ADDRESS))
+        _meet(decision, decision.coordinator, listen_at or _bind_address(os.environ))
     try:
         jax.distributed.initialize(
             coordinator_address=decision.coordinator,
@@ -146,8 +146,8 @@ def _meet(decision: Decision, coordinator: str, listen_at: str | None) -> None:
     host, _, port = coordinator.rpartition(":")
     others = (decision.processes or 1) - 1
     if decision.index == 0:
-        own = (listen_at or f":{port}").rpartition(":")
-        _require_free(own[0].strip("[]"), int(own[2]))
+        own = _bare(listen_at or f":{port}")
+        _require_free(own[0], int(own[1]))
         print(f"process 0 waits for {others} more at {coordinator}, {JOIN_SECONDS} s at most", flush=True)
         return
     print(f"process {decision.index} joins process 0 at {coordinator}, within {JOIN_SECONDS} s", flush=True)
@@ -156,8 +156,8 @@ def _meet(decision: Decision, coordinator: str, listen_at: str | None) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
             return
-        except OSError as error:
-            said, unknown = str(error), isinstance(error, socket.gaierror)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that is none
+            said, unknown = str(error), not isinstance(error, OSError) or isinstance(error, socket.gaierror)
         time.sleep(0.5)
     text = f"process 0 at {coordinator} ({decision.reason}) could not be reached for {JOIN_SECONDS} s: {said}"
     raise ConfigError(text) if unknown else PeerError(text)
@@ -218,7 +218,7 @@ def _is_loopback(host: str) -> bool:
 def _resolve(host: str) -> list[Any]:
     try:
         return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: a name that is none
         return []
 
 
@@ -415,13 +415,17 @@ def _address(environment: Mapping[str, str], name: str) -> tuple[str, str, str] 
     text = environment.get(name)
     if text is None:
         return None
-    host, colon, port = text.rpartition(":")
-    if not colon and text:
+    if ":" not in text and text:
         return name, text, str(DEFAULT_PORT)
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not bare or (":" in bare and (bare == host or not _is_ipv6(bare))):
+    return name, *_host_and_port(name, text)
+
+
+def _host_and_port(name: str, text: str) -> tuple[str, str]:
+    """Host and port of 'host:port' or '[host]:port'; raises ConfigError, with the variable, for anything else."""
+    host, port = _bare(text)
+    if not host or (":" in host and (text.startswith(host) or not _is_ipv6(host))):
         raise ConfigError(f"{name}={text!r}; expected host:port, an address of IPv6 in brackets")
-    return name, bare, _checked_port(name, text, port)
+    return host, _checked_port(name, text, port)
 
 
 def _checked_port(name: str, text: str, port: str) -> str:
@@ -435,6 +439,20 @@ def _is_ipv6(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).version == 6
     return False
+
+
+def _bind_address(environment: Mapping[str, str]) -> str | None:
+    """Where JAX_COORDINATOR_BIND_ADDRESS has the first process listen; raises ConfigError unless it is address:port."""
+    text = environment.get(_BIND_ADDRESS)
+    if text is not None:
+        _host_and_port(_BIND_ADDRESS, text)
+    return text
+
+
+def _bare(address: str) -> tuple[str, str]:
+    """Host and port of 'host:port' or '[host]:port'."""
+    host, _, port = address.rpartition(":")
+    return (host[1:-1] if host.startswith("[") and host.endswith("]") else host), port
 
 
 def _integer(name: str, environment: Mapping[str, str]) -> int:

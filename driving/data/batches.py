@@ -31,7 +31,7 @@ from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
 from driving.data.split import SPLIT_FILE
-from driving.data.tables import Tables, fills_headings, fills_places, judged, make_tables, masked_plans, plans_to_stand
+from driving.data.tables import Tables, fills_headings, judged, lacks_places, make_tables, masked_plans, plans_to_stand
 from driving.data.targets import bridged_s, relative_pose, wrap
 from driving.data.validation import check_absent, members, scored, scored_note, shown_note, without_bad
 
@@ -276,7 +276,7 @@ class DrivingData:
         """As `derived`, of the headings and places that waypoints, or relative poses, were taken from."""
         fills = [fills_headings(self.index, episode, self.tables, self.config) for episode in self.episodes.tolist()]
         filled = any(waypoints if what == "waypoints" else poses for waypoints, poses in fills)
-        placed = any(fills_places(self.index, episode, self.tables) for episode in self.episodes.tolist())
+        placed = any(lacks_places(self.index, episode) for episode in self.episodes.tolist())
         return ({HEADED: "read, with the heading of those around"} if filled else {}) | (
             {BETWEEN: "have the place between them, and motion is taken over them"} if placed else {}
         )

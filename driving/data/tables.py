@@ -95,10 +95,11 @@ def fills_headings(index: Index, episode: int, tables: Tables, config: DataConfi
     return not same, not np.array_equal(less, tables.pose_valid[rows])
 
 
-def fills_places(index: Index, episode: int, tables: Tables) -> bool:
-    """Whether an episode has frames without a place that take it from those around them."""
-    rows = index.rows(episode)
-    return bool((tables.pose_valid[rows] & ~np.all(np.isfinite(index.pose[rows, :2]), axis=1)).any())
+def lacks_places(index: Index, episode: int) -> bool:
+    """Whether an episode has frames without a place beside others that have one, or a yaw."""
+    pose = index.pose[index.rows(episode)]
+    placed = np.all(np.isfinite(pose[:, :2]), axis=1)
+    return not placed.all() and bool((placed | np.isfinite(pose[:, 2])).any())
 
 
 def yaw_rates_of(
@@ -107,7 +108,8 @@ def yaw_rates_of(
     """Returns what poses of an episode's frames say of its yaw rate, as `targets.yaw_rates`."""
     t, pose = index.t[rows], index.pose[rows]
     yaw, known = targets.headings(t, pose, index.speed_mps[rows], max_gap_s=max_gap_s)
-    return targets.yaw_rates(t, yaw, known, np.isfinite(pose[:, 2]), max_gap_s=max_gap_s)
+    placed = np.all(np.isfinite(pose[:, :2]), axis=1)
+    return targets.yaw_rates(t, yaw, known, np.isfinite(pose[:, 2]), placed, max_gap_s=max_gap_s)
 
 
 def judged(index: Index, episode: int, tables: Tables, config: DataConfig) -> set[str]:

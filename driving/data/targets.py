@@ -10,7 +10,7 @@ differences look backwards alone unless they are told to look `ahead` as well.
 from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 
 Angles = TypeVar("Angles", bound=Float[np.ndarray, "..."] | float)
 
@@ -96,7 +96,7 @@ def _directions(
     recorded = np.isfinite(heading)
     if recorded.any():
         yaw = np.where(recorded, heading, _turned_round(t, place, yaw, heading, max_gap_s))
-    moving = np.flatnonzero(np.isfinite(yaw))
+    moving = np.flatnonzero(np.isfinite(yaw) & placed)
     for i in np.flatnonzero(np.isnan(yaw) & np.isfinite(place).all(1)):
         # Standing at the place of the last moving frame, or of the next one.
         beside = (*moving[moving < i][-1:], *(moving[moving > i][:1] if ahead else ()))
@@ -150,7 +150,9 @@ def differences(
     return step, near & np.isfinite(step).all(1)
 
 
-def _neighbours(known: Bool[np.ndarray, " T"], *, ahead: bool) -> tuple[np.ndarray, np.ndarray]:
+def _neighbours(
+    known: Bool[np.ndarray, " T"], *, ahead: bool
+) -> tuple[Int64[np.ndarray, " T"], Int64[np.ndarray, " T"]]:
     """The last known frame before each, and with `ahead` the next one after it; the frame itself where there is none.
 
     Poses may come less often than images: at 10 Hz by GPS, where the cameras take 20.
@@ -167,13 +169,17 @@ def _neighbours(known: Bool[np.ndarray, " T"], *, ahead: bool) -> tuple[np.ndarr
 
 
 def rate(
-    t: Float64[np.ndarray, " T"], x: Float64[np.ndarray, " T"], known: Bool[np.ndarray, " T"], *, max_gap_s: float
+    t: Float64[np.ndarray, " T"],
+    x: Float64[np.ndarray, " T"],
+    known: Bool[np.ndarray, " T"],
+    before: Int64[np.ndarray, " T"],
+    *,
+    max_gap_s: float,
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
-    """Change of x a second since the last known frame before, and whether it could be taken."""
-    before, after = _neighbours(known, ahead=False)
-    step, near = differences(t, np.where(known, x, np.nan)[:, None], max_gap_s)
-    seconds = np.where(near, t[after] - t[before], 1.0)
-    return np.where(near, step[:, 0] / seconds, 0.0), near
+    """Change of x a second since the frame `before` each, and whether it could be taken: both known, near in time."""
+    apart = t - t[before]
+    near = known & known[before] & (apart > 0) & (apart <= 2 * max_gap_s)
+    return np.where(near, (x - x[before]) / np.where(near, apart, 1.0), 0.0), near
 
 
 def speeds(
@@ -209,10 +215,11 @@ def yaw_rates(
     yaw: Float64[np.ndarray, " T"],
     known: Bool[np.ndarray, " T"],
     recorded: Bool[np.ndarray, " T"],
+    placed: Bool[np.ndarray, " T"],
     *,
     max_gap_s: float,
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
-    """Yaw rate in rad/s since the last known yaw before, whether it is known, and whether it could be taken and is not
+    """Yaw rate in rad/s since the frame before, whether it is known, and whether it could be taken and is not
     believed.
 
     A direction of travel turns round where a car changes gear, any way where it stands and its place is noisy, and lies
@@ -223,11 +230,12 @@ def yaw_rates(
       yaw: Of each frame, as `headings` gives it.
       known: Where it is known.
       recorded: Where it is recorded, and no direction of travel.
+      placed: Frames that have a place; those with neither a place nor a yaw are passed over.
       max_gap_s: As `differences` takes it.
     """
-    before, after = _neighbours(known, ahead=False)
-    rate_radps, near = rate(t, yaw, known, max_gap_s=max_gap_s)
-    seconds = t[after] - t[before]
+    before, _ = _neighbours(placed | known, ahead=False)
+    rate_radps, near = rate(t, yaw, known, before, max_gap_s=max_gap_s)
+    seconds = t - t[before]
     sudden = np.abs(rate_radps) * seconds > JUMP_RAD + JUMP_RAD_S * seconds
     believed = np.where(recorded, recorded[before], ~recorded[before] & ~sudden)
     return np.where(believed, rate_radps, 0.0), near & believed, near & ~believed

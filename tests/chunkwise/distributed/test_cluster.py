@@ -222,7 +222,19 @@ def test_a_port_where_another_job_listens_is_refused(
     assert f"process 0 waits for 3 more at 127.0.0.1:{port}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("address", "error"), [("127.0.0.1:9", PeerError), ("no-such-host.invalid:9", ConfigError)])
+@pytest.mark.parametrize("text", ["0.0.0.0", "[::]", ":77", "0.0.0.0:99999", "0.0.0.0:", "fe80::1:77"])
+def test_an_address_to_listen_at_has_a_port(text: str):
+    with pytest.raises(ConfigError, match=r"JAX_COORDINATOR_BIND_ADDRESS='.*'; expected"):
+        cluster._bind_address({"JAX_COORDINATOR_BIND_ADDRESS": text})
+    for good in ("0.0.0.0:77", "[::]:77", "node1:77"):
+        assert cluster._bind_address({"JAX_COORDINATOR_BIND_ADDRESS": good}) == good
+    assert cluster._bind_address({}) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [("127.0.0.1:9", PeerError), ("no-such-host.invalid:9", ConfigError), ("node1..svc:9", ConfigError)],
+)
 def test_a_first_process_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, address: str, error: type[Exception]
 ):

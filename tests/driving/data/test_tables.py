@@ -1,7 +1,7 @@
 """What frames ask to predict, of a whole recording."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from chunkwise.config.experiment import TrainConfig
 from driving.config import DataConfig, DrivingConfig, ObjectiveConfig
-from driving.data.batches import HEADED, open_data
+from driving.data.batches import BETWEEN, HEADED, open_data
 from driving.tasks.pretrain import PretrainTask
 from tests.driving.drives import SIZE, write_drive
 
@@ -113,9 +113,22 @@ def test_places_that_are_rarer_than_images_lose_no_waypoints(tmp_path: Path, kep
     np.testing.assert_array_equal(tables.speed_valid, known)  # an input is not taken from later places
     travelled = np.linalg.norm(np.diff(whole.index.pose[::kept, :2], axis=0), axis=-1)
     np.testing.assert_allclose(tables.speed_mps[known], travelled / (0.1 * kept), rtol=1e-5)
-    told = {"frames_between_poses": "have the place between them, and motion is taken over them"}
+    told = {BETWEEN: "have the place between them, and motion is taken over them"}
     assert (whole.headed("poses"), rare.headed("poses")) == ({}, told)
     assert rare.derived().items() >= told.items()
+
+
+@pytest.mark.parametrize(("lost", "told"), [((10, 11), True), ((30,), True), (range(31), False), ((), False)])
+def test_a_run_s_fingerprint_names_frames_that_are_bridged(tmp_path: Path, lost: Sequence[int], told: bool):
+    """Of a version that knew no motion across such frames; where none has a place, nothing has changed."""
+
+    def change(tree: dict[str, Any]) -> None:
+        for i in lost:
+            tree["frames"][i]["observations"]["state"] = {}
+
+    write_drive(tmp_path, "a", frames=31, change=change)
+    data = open_data(DataConfig(path=str(tmp_path), image_size=SIZE), "all")
+    assert (BETWEEN in data.headed("poses"), BETWEEN in data.derived()) == (told, told)
 
 
 def test_places_too_far_apart_are_not_bridged(tmp_path: Path):

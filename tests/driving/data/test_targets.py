@@ -180,7 +180,7 @@ def test_yaw_is_continuous_over_pi_and_so_is_its_rate():
     pose[:, 2] = targets.wrap(pose[:, 2])
     yaw, known = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.5)
     np.testing.assert_allclose(yaw, TURN * t, atol=1e-9)
-    rate, valid = targets.rate(t, yaw, known, max_gap_s=0.5)
+    rate, valid = targets.rate(t, yaw, known, np.maximum(np.arange(100) - 1, 0), max_gap_s=0.5)
     assert valid.tolist() == [False] + [True] * 99  # nothing lies before the first
     np.testing.assert_allclose(rate, [0.0] + [TURN] * 99, atol=1e-9)
 
@@ -189,10 +189,32 @@ def test_a_yaw_rate_is_of_two_headings_of_one_kind():
     """Recorded ones, or directions of travel that do not jump; between one kind and the other nothing has turned."""
     yaw = np.array([0.0, 0.1, 0.3, 0.6, 2.6, 2.7])
     recorded = np.array([True, True, False, False, False, True])
-    rate, valid, unbelieved = targets.yaw_rates(np.arange(6.0), yaw, np.ones(6, bool), recorded, max_gap_s=1.5)
+    every = np.ones(6, bool)
+    rate, valid, unbelieved = targets.yaw_rates(np.arange(6.0), yaw, every, recorded, every, max_gap_s=1.5)
     assert valid.tolist() == [False, True, False, True, False, False]
     assert unbelieved.tolist() == [False, False, True, False, True, True]
     np.testing.assert_allclose(rate, [0.0, 0.1, 0.0, 0.3, 0.0, 0.0], atol=1e-12)
+
+
+def test_a_yaw_rate_passes_over_frames_that_say_nothing():
+    """GPS in every second frame gives one there; a frame with a place whose heading is not known still breaks it."""
+    t, yaw = 0.1 * np.arange(8), 0.05 * np.arange(8)
+    known = np.arange(8) % 2 == 0
+    for placed, valid in ((known, [2, 4, 6]), (np.ones(8, bool), [])):
+        rate, found, _ = targets.yaw_rates(t, yaw, known, known, placed, max_gap_s=0.5)
+        assert found.nonzero()[0].tolist() == valid
+        np.testing.assert_allclose(rate[valid], 0.5)
+
+
+def test_a_standing_car_has_no_heading_of_a_frame_without_a_place():
+    """A yaw of 60 s ago, at no place; then it stands for 2 s, and drives off to the north."""
+    t = np.concatenate([[0.0], 60.0 + 0.1 * np.arange(40)])
+    pose = np.full((41, 3), np.nan)
+    pose[0, 2] = 0.0
+    pose[1:, 0], pose[1:, 1] = 0.0, np.maximum(np.arange(40) - 20, 0.0)
+    yaw, known = targets.headings(t, pose, np.full(41, np.nan), max_gap_s=0.5, ahead=True)
+    assert known.all()
+    np.testing.assert_allclose(yaw[1:], np.pi / 2)
 
 
 def test_interpolated_yaw_takes_the_short_way():
