@@ -292,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     print(
         f"next: python -m openpi_ript.inspect {found.out}, then train on it "
-        f"with --data.path {found.out} --data.init-key {GROUP}"
+        f"with --data.path {found.out}; where data.advantage is on, --data.init-key {GROUP} finds the groups"
     )
     return 0
 

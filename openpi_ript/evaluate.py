@@ -37,7 +37,7 @@ from chunkwise.files.budget import read_bytes
 from chunkwise.files.place import prepare_place, told_place
 from chunkwise.policies.execution import add_flags, execution_of
 from openpi_ript.config.rollouts import EnvConfig
-from openpi_ript.envs.make import ALLOWED, code_of
+from openpi_ript.envs.make import ALLOWED, code_of, require_own_function
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
 from openpi_ript.ript.starts import Starts
@@ -163,7 +163,10 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
         execute = env.execute
     execution = execution_of(arguments.how, execute, arguments.delay)
     execution.interval(config.model.action_horizon)
-    trusted = arguments.env is not None or arguments.allow_env == code_of(env)
+    trusted = arguments.allow_env == code_of(env)
+    if arguments.env is not None:  # it names the environment, and not the run's own function of its state
+        require_own_function(env, allow_code=arguments.allow_env in (env.state_function, code_of(env)))
+        trusted = True
     collector = Collector(env, allow_code=trusted, execution=execution, fleet=arguments.fleet)
     step, params = read_run_weights(run, config)
     trusted = arguments.allow_code == config.data.robot.adapter

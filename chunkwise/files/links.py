@@ -11,6 +11,7 @@ the name of its link, relative to the dataset, and has the content of the link's
 """
 
 import os
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -154,7 +155,7 @@ class Bounds:
 
 def _out(real: str) -> str:
     folder = real if os.path.isdir(real) else os.path.dirname(real)
-    return f"a path that leads out of the dataset, to {real}; if you trust it: {FLAG} {folder}"
+    return f"a path that leads out of the dataset, to {real}; if you trust it: {FLAG} {shlex.quote(folder)}"
 
 
 def _blobs(root: Path) -> str | None:

@@ -51,9 +51,10 @@ def import_named(name: str, *, what: str) -> Any:
         ) from error
 
 
-def refuse_code(message: str) -> NoReturn:
-    """Raises ConfigError for what would run code that was not asked for."""
-    raise ConfigError(f"{message}; code that a name or a folder brings is never run (SECURITY.md)")
+def refuse_code(message: str, allowed_by: str | None = None) -> NoReturn:
+    """Raises ConfigError for what would run code that was not asked for; `allowed_by` is the option that asks."""
+    unless = "" if allowed_by is None else f" unless it is named: {allowed_by}, if you trust it"
+    raise ConfigError(f"{message}; code that a name or a folder brings is never run (SECURITY.md){unless}")
 
 
 def require_own_files(folder: Path) -> None:

@@ -1,5 +1,7 @@
 """The environment that a config names: one of the suites, or the user's own; and its tasks."""
 
+import shlex
+
 from chunkwise.envs import environment
 from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Environment, EnvSpec
@@ -7,7 +9,7 @@ from chunkwise.errors import ConfigError
 from chunkwise.files import trust
 from openpi_ript.config.rollouts import EnvConfig
 
-ALLOWED = "env.suite (env.suite@env.python,env.state_function, as far as these are set)"
+ALLOWED = "env.suite (env.suite@env.python, modules of env.tasks, env.state_function, joined by commas)"
 """What `code_of` is, for the help of a command line."""
 
 
@@ -37,16 +39,34 @@ def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
 
 
 def code_of(config: EnvConfig) -> str:
-    """Returns what a config would run: env.suite, with `@` and its interpreter where it has one of its own, and
-    env.state_function behind a comma."""
+    """Returns what a config would run, joined by commas: env.suite, with `@` and its interpreter where it has one of
+    its own; the tasks of Gymnasium's that name a module; env.state_function."""
     suite = f"{config.suite}@{config.python}" if config.python else config.suite
-    return f"{suite},{config.state_function}" if ":" in config.state_function else suite
+    return ",".join([suite, *(value for name, value in _code(config) if name != "suite")])
 
 
 def require_own_code(config: EnvConfig, *, allow_code: bool) -> None:
-    """Raises ConfigError if a config names a state function of somebody else's; `allow_code` as in `spec_of`."""
+    """Raises ConfigError if a config names somebody else's code, with what allows it; `allow_code` as in `spec_of`."""
+    code = _code(config)
+    if code and not allow_code:
+        name, value = code[0]
+        message = f"env.{name} is {value!r}, which would import Python code"
+        trust.refuse_code(message, f"--allow-env {shlex.quote(code_of(config))}")
+
+
+def require_own_function(config: EnvConfig, *, allow_code: bool) -> None:
+    """Raises ConfigError for a state function of somebody else's where the user named the environment alone."""
     if ":" in config.state_function and not allow_code:
-        trust.refuse_code(f"env.state_function is {config.state_function!r}, which would import Python code")
+        message = f"env.state_function of the run is {config.state_function!r}, which would import Python code"
+        trust.refuse_code(message, f"--allow-env {shlex.quote(config.state_function)}")
+
+
+def _code(config: EnvConfig) -> list[tuple[str, str]]:
+    """The fields that name Python code, with what they name."""
+    named = [("suite", config.suite)]
+    if config.suite == "gymnasium":
+        named += [("task", config.task), *(("tasks", task) for task in config.tasks)]
+    return [(name, value) for name, value in [*named, ("state_function", config.state_function)] if ":" in value]
 
 
 def names_of(config: EnvConfig) -> tuple[str, ...]:

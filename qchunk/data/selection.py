@@ -101,6 +101,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
         notes.append("no rewards: each episode earns 1 at its last frame, and ends there; data.task computes a task's")
     success = success_reward(left) if from_files else None
     notes += _ends(left, success) if from_files else []
+    notes += _unread(left, data)
     return Selection(
         success_reward=success,
         reports=tuple(left),
@@ -110,6 +111,20 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
         left_out=left_out,
         notes=tuple(notes),
     )
+
+
+def _unread(reports: Sequence[EpisodeReport], data: DataConfig) -> list[str]:
+    """What some of the episodes hold, and no batch does, since others lack it or have another width of it."""
+    found = []
+    for name in {"qpos", "state"} - {data.observation}:
+        widths = collections.Counter(report.dims.get(name) for report in reports)
+        if len(widths) > 1:
+            held = len(reports) - widths[None]
+            found.append(
+                f"{name_in_file(name, data)}: in {held} of {len(reports)} episodes, or of several widths; it is not "
+                f"read (data.observation is {data.observation}), and batches have none"
+            )
+    return found
 
 
 def label_of(report: EpisodeReport, data: DataConfig) -> bool | None:
@@ -161,9 +176,11 @@ def _ends(reports: Sequence[EpisodeReport], success: float | None) -> list[str]:
 
 def _common_widths(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[str, int | None]:
     """Width in most episodes of each array that the run reads; None where most have no such array."""
+    # Of other formats qpos and state are one array.
+    always = {"aloha_hdf5": ("qpos",)}.get(data.format, () if ":" in data.format else ("qpos", "state"))
     names = {
-        "qpos",
-        "state",
+        *always,
+        data.observation,
         data.action,
         *(("base_action",) if data.base_action else ()),
         *(() if data.task is None else ("sim_qpos", "button_states")),

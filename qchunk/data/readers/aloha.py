@@ -92,8 +92,10 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
             length = len(arrays["qpos"]) if "qpos" in arrays else 0
             images = None if workers is None else examine_images(h5, name, length, workers)
     except (*UNREADABLE, Refused, DataError) as error:
-        bad = Problem(file=name, expected="a whole HDF5 file", found=one_line(error))
-        return EpisodeReport(**file, content_hash="", problems=(bad,))
+        busy = isinstance(error, BlockingIOError)  # HDF5's lock
+        expected = "an HDF5 file that no other program is writing" if busy else "a whole HDF5 file"
+        bad = Problem(file=name, expected=expected, found=one_line(error))
+        return EpisodeReport(**file, content_hash="", score=_score(path.relative_to(root)), problems=(bad,))
     if arrays:
         problems += check_lengths(name, arrays, DATASETS) + check_finite(name, arrays, DATASETS)
     if isinstance(env, bytes):  # a text of fixed length
@@ -208,7 +210,7 @@ class AlohaSource(IndexedEpisodes):
         """
         self._actions = (good.action, "base_action") if base_action else (good.action,)
         widths = good.reports[0].dims
-        self._states = tuple(name for name in ("qpos", "state") if name in widths)
+        self._states = tuple(good.widths_of(("qpos", "state")))  # a robot's recorder adds a state that others lack
         dims = {name: widths[name] for name in self._states}
         super().__init__(good, dims | {"action": sum(widths[name] for name in self._actions)})
         self._task, self._success_reward = task, success_reward

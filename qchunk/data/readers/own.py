@@ -99,7 +99,7 @@ class OwnSource(IndexedEpisodes):
     def __init__(self, good: GoodEpisodes, read: Read) -> None:
         """Takes episodes that were found good; reads nothing yet."""
         dims = good.reports[0].dims
-        widths = {key: dims[key] for key in STATES if key in dims} | {"action": dims[good.action]}
+        widths = good.widths_of(STATES) | {"action": dims[good.action]}
         super().__init__(good, widths)
         self._read, self._action = read, good.action
 

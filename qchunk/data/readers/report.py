@@ -191,6 +191,11 @@ class GoodEpisodes:
     action: str
     """Short name of the array that holds the actions, action or qpos."""
 
+    def widths_of(self, names: Sequence[str]) -> dict[str, int]:
+        """Returns the width of each array that all episodes have, and of one width."""
+        found = {name: {report.dims.get(name) for report in self.reports} for name in names}
+        return {name: width for name, (width, *others) in found.items() if width is not None and not others}
+
 
 class IndexedEpisodes(abc.ABC):
     """An EpisodeSource of episodes that were found good; a subclass loads them."""

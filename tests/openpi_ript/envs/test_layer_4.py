@@ -101,5 +101,12 @@ def test_one_that_a_folder_brought_is_not_imported():
         spec_of(own)
     spec_of(own, allow_code=True)
     assert code_of(own) == "robosuite,antigravity:geohash"
+    several = config(suite="gymnasium", task="", prompt="", tasks=("evil:A-v0", "Pendulum-v1", "evil:B-v0"))
+    assert code_of(several) == "gymnasium,evil:A-v0,evil:B-v0"
+    with pytest.raises(
+        ConfigError, match=r"'evil:A-v0'.* unless it is named: --allow-env gymnasium,evil:A-v0,evil:B-v0"
+    ):
+        spec_of(several)
+    assert spec_of(several, allow_code=True).allow_code
     there = config(suite="my:Env", task="", python="old/python")
     assert code_of(there) == "my:Env@old/python"

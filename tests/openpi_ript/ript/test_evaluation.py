@@ -242,6 +242,11 @@ def test_the_command_plays_in_another_environment_on_states_of_its_own(
         ("point", point().prompt, False),
     ]
     assert command.main(["run", str(tmp_path), "--prompt", "go"]) == 64
+    config.env = dataclasses.replace(config.env, state_function="evil:function")
+    for allowed, count in (("mine:make", 2), ("evil:function", 3), ("mine:make,evil:function", 4)):
+        words = ["run", str(tmp_path), "--env", "mine:make", "--prompt", "go", "--allow-env", allowed]
+        assert command.main(words) == 64
+        assert len(asked) == count, "the function that reads its state is the run's, and no part of what was named"
     assert command.main(["run", str(tmp_path), "--env", "Lift"]) == 64
     said = capsys.readouterr().err
     assert "--prompt: expected --env" in said

@@ -17,7 +17,7 @@ from chunkwise.policies.control import Control
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.recorded import RobotEpisode
 from qchunk import inspect
-from qchunk.data import open_dataset
+from qchunk.data import make_batches, open_dataset
 from qchunk.data.dataset import load_episode
 from tests.chunkwise.policies.serving import ask, client, read, running
 from tests.qchunk import recordings
@@ -415,3 +415,41 @@ def test_a_recording_is_not_replaced_unless_that_is_said(tmp_path: Path) -> None
     assert path.read_bytes() == before
     with h5py.File(other.save(path, success=False, overwrite=True)) as h5:
         assert not h5.attrs["success"]
+
+
+@pytest.mark.parametrize("observation", ["qpos", "state"])
+def test_recordings_with_a_state_join_those_without(tmp_path: Path, observation: str):
+    """A robot's recorder writes the policy's observation as state, ALOHA's own recorders write none."""
+    root = recordings.dataset(tmp_path / "data")
+    for number in range(4):  # the most
+        with h5py.File(root / f"episode_{number}.hdf5", "a") as h5:
+            del h5["/observations/state"]
+    cfg = recordings.config(root, observation=observation)
+    if observation == "state":
+        with pytest.raises(DataError, match=r"episode_0\.hdf5: /observations/state: expected this array, for data\."):
+            open_dataset(cfg)
+        return
+    found = open_dataset(cfg)
+    assert dict(found.source.dims) == {"qpos": recordings.QPOS, "action": recordings.ACTION}
+    told = "/observations/state: in 2 of 6 episodes, or of several widths; it is not read (data.observation is qpos)"
+    assert [note for note in found.notes if told in note]
+    batch = next(make_batches(cfg))
+    assert batch["observations"]["state"] is None
+    assert batch["observations"]["qpos"].shape == (8, recordings.QPOS)
+
+
+@pytest.mark.parametrize("folder", ["score_3", "score_5"])
+def test_a_file_that_cannot_be_opened_has_its_folder_s_score(tmp_path: Path, folder: str):
+    root = recordings.dataset(tmp_path / "data")
+    for number in range(6):
+        place = root / ("score_5" if number % 2 else "score_3") / f"episode_{number}.hdf5"
+        place.parent.mkdir(exist_ok=True)
+        (root / f"episode_{number}.hdf5").rename(place)
+    (root / folder / "cut.hdf5").write_bytes((root / "score_5" / "episode_1.hdf5").read_bytes()[:3000])
+    cfg = recordings.config(root, positive_scores=(5,), negative_scores=(1,))
+    if folder == "score_3":  # training takes none of them
+        assert len(open_dataset(cfg).source) == 3
+        return
+    with pytest.raises(DataError, match="1 problem") as error:
+        open_dataset(cfg)
+    assert "expected a folder score_5" not in str(error.value)
