@@ -143,7 +143,7 @@ class RobotEpisode:
         varying = [*_varying(self._arrays).items(), *_varying(self._images).items()]
         return [f"{name}: {why}" for name, why in (*sorted(varying), *sorted(self._others.items()))]
 
-    def save(self, path: str | Path, *, success: bool | None, overwrite: bool = False) -> Path:
+    def save(self, path: str | Path, *, success: bool | None, base_action: int = 0, overwrite: bool = False) -> Path:
         """Writes an HDF5 file in ALOHA's layout (docs/data_formats.md); it appears under its name when it is whole.
 
         A camera that gave no image at some step, or one of another size, is left out as a whole, since the layout has
@@ -153,10 +153,13 @@ class RobotEpisode:
         Args:
           path: The file; episodes of one dataset lie in one folder.
           success: The episode's label: training takes it for the reward of the last frame. None: there is none.
+          base_action: Last numbers of each action that move a mobile base: they become /base_action, as recordings have
+            them that a policy with data.base_action learnt from.
           overwrite: Replaces a file that is there.
 
         Raises:
-          ConfigError: The file exists, or success is no label; the episode can still be saved.
+          ConfigError: The file exists, success is no label, or base_action leaves none for /action; the episode can
+            still be saved.
           DataError: Nothing was executed, or observations had neither state nor qpos.
         """
         path = Path(path)
@@ -166,6 +169,11 @@ class RobotEpisode:
             raise ConfigError(f"{path} exists; save the episode under another name, or with overwrite=True")
         if not self.actions:
             raise DataError(f"{path}: the robot executed no action ({self.ended}: {self.reason}); there is no episode")
+        actions = np.stack(self.actions)
+        if not 0 <= base_action < actions.shape[1]:
+            most = actions.shape[1] - 1
+            raise ConfigError(f"base_action is {base_action}; expected 0 to {most} of the action's numbers")
+        arms = actions.shape[1] - base_action
         kept = sorted(set(self._arrays[0]) - set(_varying(self._arrays)))
         arrays = {name: np.stack([step[name] for step in self._arrays]) for name in kept}
         alone = _state_of(arrays)
@@ -176,7 +184,9 @@ class RobotEpisode:
                 write_array(h5, f"/observations/{name}", x)
             for name in set(STATES) - set(arrays):
                 h5[f"/observations/{name}"] = h5[f"/observations/{alone}"]  # a hard link: no second copy
-            write_array(h5, "/action", np.stack(self.actions))
+            write_array(h5, "/action", actions[:, :arms])
+            if base_action:
+                write_array(h5, "/base_action", actions[:, arms:])
             write_array(h5, "/intervention", np.array(self.interventions, bool))
             write_array(h5, "/step", np.array(self.ticks, np.int64))
             if cameras:

@@ -114,6 +114,8 @@ class QChunkPolicy(policy.Policy[Prepared]):
         data, dims = self.config.data, self.agent.dims
         size = dims.image_size or (0, 0)
         action, state = (f"as recorded in {name_in_file(name, data)}" for name in (data.action, data.observation))
+        if data.base_action:
+            action += f", then {name_in_file('base_action', data)}"
         return Spec(
             observation={
                 **{

@@ -453,3 +453,16 @@ def test_a_file_that_cannot_be_opened_has_its_folder_s_score(tmp_path: Path, fol
     with pytest.raises(DataError, match="1 problem") as error:
         open_dataset(cfg)
     assert "expected a folder score_5" not in str(error.value)
+
+
+def test_a_mobile_base_s_part_of_the_action_is_written_as_recordings_have_it(tmp_path: Path):
+    recorded, _ = episode()
+    width = recorded.actions[0].shape[0]
+    for wrong in (-1, width):
+        with pytest.raises(ConfigError, match=rf"base_action is {wrong}; expected 0 to {width - 1} of the action's"):
+            recorded.save(tmp_path / "data" / "episode.hdf5", success=True, base_action=wrong)
+    path = recorded.save(tmp_path / "data" / "episode.hdf5", success=True, base_action=2)
+    with h5py.File(path) as h5:
+        assert (h5["/action"].shape, h5["/base_action"].shape) == ((T, width - 2), (T, 2))  # pyright: ignore[reportAttributeAccessIssue]
+    source = open_dataset(recordings.config(path.parent, base_action=True, holdout=0.0)).source
+    np.testing.assert_array_equal(load_episode(source, 0).action, np.stack(recorded.actions))
