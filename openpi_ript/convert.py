@@ -15,6 +15,7 @@ advantage of each rollout in its group (openpi_ript/ript/layer_4.py): as the env
 import argparse
 import dataclasses
 import functools
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -100,7 +101,7 @@ def convert(
     out: Path,
     *,
     first_step: int = 0,
-    fps: int | None = None,
+    fps: float | None = None,
     as_layer_4: bool = False,
     allow_env: str | None = None,
     allow_code: str | None = None,
@@ -177,7 +178,7 @@ class _Conversion:
         self,
         run: Path,
         names: Sequence[Path],
-        fps: int,
+        fps: float,
         allow_code: str | None,
         provenance: Mapping[str, Any],
         as_layer_4: bool,
@@ -267,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run with rounds of rollouts")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to make; it must not exist")
     parser.add_argument("--first-step", type=int, default=0, metavar="N", help="rounds from this update on; default: 0")
-    parser.add_argument("--fps", type=int, help="frames a second; by default the environment is asked")
+    parser.add_argument("--fps", type=float, help="frames a second; by default the environment is asked")
     parser.add_argument("--layer-4", action="store_true", help="write layer 4 of the data specification too")
     parser.add_argument("--allow-env", metavar="MODULE:FACTORY", help=f"{ALLOWED} of the run, that you trust")
     parser.add_argument("--allow-code", metavar="MODULE:FACTORY", help="data.robot.adapter of the run, that you trust")
@@ -275,8 +276,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = parser.parse_args(argv)
     try:
         jobs = Jobs(workers=found.workers, fleet=found.fleet, on_bad=found.on_bad)
-        if found.fps is not None and found.fps < 1:
-            raise ConfigError(f"--fps is {found.fps}; expected at least 1")
+        if found.fps is not None and not 0 < found.fps < math.inf:
+            raise ConfigError(f"--fps is {found.fps:g}; expected a number above 0")
         convert(
             found.run,
             found.out,

@@ -1,6 +1,7 @@
 """mp4 files that every player opens: H.264 in yuv420p."""
 
 from collections.abc import Iterable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import UInt8
 from chunkwise.files.durable import make_folders, scratch_file
 
 
-def write_mp4(path: str | Path, frames: Iterable[UInt8[np.ndarray, "h w c=3"]], *, fps: int) -> int:
+def write_mp4(path: str | Path, frames: Iterable[UInt8[np.ndarray, "h w c=3"]], *, fps: float) -> int:
     """Writes RGB frames as H.264; the file appears under its name only when it is complete.
 
     yuv420p halves the colour planes, so an odd height or width grows by repeating the last row or column.
@@ -17,7 +18,7 @@ def write_mp4(path: str | Path, frames: Iterable[UInt8[np.ndarray, "h w c=3"]], 
     Args:
       path: File to write; its folder is made.
       frames: RGB images of one size, values 0 to 255; at least one.
-      fps: Frames shown per second.
+      fps: Frames shown per second; above 0.
 
     Returns:
       The number of frames written.
@@ -32,7 +33,9 @@ def write_mp4(path: str | Path, frames: Iterable[UInt8[np.ndarray, "h w c=3"]], 
     count, size = 0, None
     faststart = {"movflags": "faststart"}
     with scratch_file(path) as part, av.open(str(part), "w", format="mp4", options=faststart) as container:
-        stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "preset": "veryfast"})
+        stream = container.add_stream(
+            "libx264", rate=Fraction(fps).limit_denominator(1001), options={"crf": "20", "preset": "veryfast"}
+        )
         stream.pix_fmt = "yuv420p"
         for frame in frames:
             size = size or frame.shape

@@ -7,6 +7,7 @@ it is called with the EnvSpec. What it returns must offer what `Environment` lis
 import dataclasses
 import hashlib
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -91,7 +92,7 @@ class Environment(Protocol):
     """One simulated task."""
 
     @property
-    def fps(self) -> int:
+    def fps(self) -> float:
         """Steps a second of simulated time."""
         ...
 
@@ -178,10 +179,10 @@ def make(spec: EnvSpec, task: str = "") -> Environment:
             f"{spec.suite}: expected an environment, found {type(env).__name__} without {', '.join(missing)}; "
             "chunkwise/envs/environment.py says what each is"
         )
-    if env.fps < 1:
+    if not 0 < env.fps < math.inf:
         raise ConfigError(
-            f"{spec.suite} {spec.task}: its fps is {env.fps}; expected at least 1 step a second (of Gymnasium's "
-            "environments the metadata's render_fps, rounded)"
+            f"{spec.suite} {spec.task}: its fps is {env.fps}; expected a number of steps a second above 0 (of "
+            "Gymnasium's environments the metadata's render_fps)"
         )
     if not spec.initial_states:
         return env

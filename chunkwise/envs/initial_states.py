@@ -67,7 +67,7 @@ class PublishedStates:
         return getattr(self._env, name)
 
     @property
-    def fps(self) -> int:
+    def fps(self) -> float:
         return self._env.fps
 
     @property

@@ -42,7 +42,7 @@ class Report:
     observation: dict[str, str]
     """Of each array its type and shape."""
     action_dim: int
-    fps: int
+    fps: float
     prompt: str | None
     """As the suite says the task; None where it does not."""
     steps: int
@@ -61,7 +61,7 @@ class Report:
         return (
             f"{self.env}: {self.prompt or 'its suite does not say it in words (env.prompt)'}\n"
             f"observation: {arrays}\n"
-            f"actions: {self.action_dim} numbers; {self.fps} steps a second of simulated time\n"
+            f"actions: {self.action_dim} numbers; {self.fps:g} steps a second of simulated time\n"
             f"{self.steps} random steps, {self.episodes} episodes, {self.successes} of which succeeded: "
             f"{self.steps_per_second:.0f} steps a second, {self.reset_ms:.1f} ms a reset\n{exact}"
         )

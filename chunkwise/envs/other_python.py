@@ -71,7 +71,7 @@ class OtherPythonEnv:
         except BaseException:
             self.close()
             raise
-        self.fps, self.action_dim = int(found["fps"]), int(found["action_dim"])
+        self.fps, self.action_dim = float(found["fps"]), int(found["action_dim"])
         if "video_size" in found:
             self.video_size = tuple(found["video_size"])
         self._has_expert = bool(found["expert"])

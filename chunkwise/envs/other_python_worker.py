@@ -106,7 +106,7 @@ class Server:
     def describe(self) -> dict[str, Any]:
         """Returns what is asked once."""
         size = getattr(self.env, "video_size", None)
-        described = {"fps": int(self.env.fps), "action_dim": int(self.env.action_dim)}
+        described = {"fps": float(self.env.fps), "action_dim": int(self.env.action_dim)}
         described["expert"] = hasattr(self.env, "expert")
         return described if size is None else dict(described, video_size=[int(side) for side in size])
 

@@ -144,7 +144,7 @@ def _why(said: Path) -> Path:
     return said.with_name("why")
 
 
-def replayed(opener: Opener, rollouts: Sequence[Rollout]) -> tuple[list[list[UInt8[np.ndarray, "h w 3"]]], int]:
+def replayed(opener: Opener, rollouts: Sequence[Rollout]) -> tuple[list[list[UInt8[np.ndarray, "h w 3"]]], float]:
     """Plays rollouts again, each in the environment of its task; returns their images, and images a second.
 
     Raises:
@@ -159,7 +159,7 @@ def replayed(opener: Opener, rollouts: Sequence[Rollout]) -> tuple[list[list[UIn
     shown = [replay(envs[rollout.task], rollout, every=every) for rollout in rollouts]
     for env in envs.values():
         env.close()
-    return shown, max(round(rate / every), 1)
+    return shown, rate / every
 
 
 def replay(env: Environment, rollout: Rollout, *, every: int) -> list[UInt8[np.ndarray, "h w 3"]]:

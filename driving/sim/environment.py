@@ -89,7 +89,7 @@ class TownEnv:
         self._spec, self._seconds = spec, seconds
         self._expert, self._measured, self._horizon_s = expert, measured, horizon_s
         self._steps, self._dt_s, self._hold, self._lead_s = waypoint_steps, waypoint_dt_s, hold, lead_s
-        self.fps = round(1 / CONTROL_S / hold)
+        self.fps = 1 / (CONTROL_S * hold)
         self._scene: Any = None
         self._seed = 0
         self._begun: tuple[Any, ...] | None = None

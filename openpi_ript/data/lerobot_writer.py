@@ -57,7 +57,7 @@ def write_lerobot(
     root: Path,
     episodes: Iterable[Recorded],
     *,
-    fps: int,
+    fps: float,
     robot: str,
     provenance: Mapping[str, Any],
     names: Mapping[str, Sequence[str]],
@@ -89,7 +89,7 @@ def write_lerobot(
 
 
 def write_episode(
-    root: Path, episode: Recorded, features: Mapping[str, Any], *, fps: int, index: int, start: int, task: int
+    root: Path, episode: Recorded, features: Mapping[str, Any], *, fps: float, index: int, start: int, task: int
 ) -> dict[str, Any]:
     """Writes the table of one episode.
 
@@ -121,7 +121,7 @@ def write_meta(
     tasks: Sequence[str],
     features: Mapping[str, Any],
     *,
-    fps: int,
+    fps: float,
     robot: str,
     provenance: Mapping[str, Any],
 ) -> None:
@@ -145,7 +145,7 @@ def write_meta(
         "total_videos": 0,
         "total_chunks": -(-len(rows) // EPISODES_A_CHUNK),
         "chunks_size": EPISODES_A_CHUNK,
-        "fps": fps,
+        "fps": int(fps) if float(fps).is_integer() else fps,  # whole wherever it can be, as LeRobot declares it
         "splits": {"train": f"0:{len(rows)}"},
         "data_path": DATA_PATH,
         "video_path": None,
@@ -202,7 +202,7 @@ def features_of(episode: Recorded, names: Mapping[str, Sequence[str]]) -> dict[s
     return features | {key: {"dtype": dtype, "shape": [1], "names": None} for key, dtype in types.items()}
 
 
-def _numbers(episode: Recorded, *, fps: int, index: int, start: int, task: int) -> dict[str, np.ndarray]:
+def _numbers(episode: Recorded, *, fps: float, index: int, start: int, task: int) -> dict[str, np.ndarray]:
     """All columns of an episode that are no images."""
     length = len(next(iter(episode.columns.values())))
     frames = np.arange(length)

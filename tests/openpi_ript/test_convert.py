@@ -101,8 +101,8 @@ def test_the_same_rollouts_give_the_same_bytes_and_later_rounds_alone(run: Path,
     for name, workers in (("a", 1), ("b", 2)):
         convert.convert(run, tmp_path / name, fps=7, jobs=Jobs(workers=workers))
     assert files(tmp_path / "a") == files(tmp_path / "b")
-    assert convert.convert(run, tmp_path / "late", first_step=5, fps=7) == 3
-    assert read_meta(tmp_path / "late").fps == 7
+    assert convert.convert(run, tmp_path / "late", first_step=5, fps=12.5) == 3
+    assert read_meta(tmp_path / "late").fps == 12.5
 
 
 def test_the_description_names_all_tasks(run: Path, tmp_path: Path):

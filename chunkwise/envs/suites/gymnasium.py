@@ -99,8 +99,8 @@ class GymnasiumEnv:
         self._told = False
 
     @property
-    def fps(self) -> int:
-        return round(self._env.metadata.get("render_fps") or FPS)
+    def fps(self) -> float:
+        return float(self._env.metadata.get("render_fps") or FPS)
 
     @property
     def action_dim(self) -> int:

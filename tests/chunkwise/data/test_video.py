@@ -25,11 +25,11 @@ def _read(path: Path) -> tuple[list[np.ndarray], str, str, float]:
 
 def test_frames_come_back_in_order_and_colour(tmp_path: Path) -> None:
     path = tmp_path / "videos" / "film.mp4"
-    assert write_mp4(path, _frames(10, 48, 64), fps=7) == 10
+    assert write_mp4(path, _frames(10, 48, 64), fps=12.5) == 10
     frames, codec, pixel_format, rate = _read(path)
     assert codec == "h264"
     assert pixel_format == "yuv420p"
-    assert rate == 7
+    assert rate == 12.5
     assert [f.shape for f in frames] == [(48, 64, 3)] * 10
     for i, frame in enumerate(frames):
         np.testing.assert_allclose(frame[:, 40:].mean(), 20 * i, atol=4)
@@ -37,14 +37,14 @@ def test_frames_come_back_in_order_and_colour(tmp_path: Path) -> None:
 
 
 def test_odd_sizes_grow_by_one(tmp_path: Path) -> None:
-    write_mp4(tmp_path / "odd.mp4", _frames(3, 31, 33), fps=5)
+    write_mp4(tmp_path / "odd.mp4", _frames(3, 31, 33), fps=5.0)
     frames, *_ = _read(tmp_path / "odd.mp4")
     assert [f.shape for f in frames] == [(32, 34, 3)] * 3
 
 
 def test_a_failed_film_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"frame 1 of .*film.mp4 has shape \(4, 6, 3\)"):
-        write_mp4(tmp_path / "film.mp4", [np.zeros((4, 4, 3), np.uint8), np.zeros((4, 6, 3), np.uint8)], fps=5)
+        write_mp4(tmp_path / "film.mp4", [np.zeros((4, 4, 3), np.uint8), np.zeros((4, 6, 3), np.uint8)], fps=5.0)
     with pytest.raises(ValueError, match="no frames"):
-        write_mp4(tmp_path / "film.mp4", [], fps=5)
+        write_mp4(tmp_path / "film.mp4", [], fps=5.0)
     assert list(tmp_path.iterdir()) == []

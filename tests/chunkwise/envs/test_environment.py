@@ -89,7 +89,7 @@ def test_what_is_no_environment_is_named() -> None:
 def test_a_rate_below_one_step_a_second_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded from a Gymnasium environment's 0.4 it is 0, by which times of frames are divided."""
     monkeypatch.setattr(Counter, "fps", 0)
-    with pytest.raises(ConfigError, match="its fps is 0; expected at least 1 step a second"):
+    with pytest.raises(ConfigError, match="its fps is 0; expected a number of steps a second above 0"):
         make(EnvSpec(suite=f"{HERE}:Counter", allow_code=True))
 
 

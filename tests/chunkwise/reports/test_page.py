@@ -361,7 +361,7 @@ def test_videos_of_a_state_play_together(tmp_path: Path):
     runs = {}
     for name, seconds in (("a", 2), ("b", 1)):
         film = tmp_path / f"{name}.mp4"
-        write_mp4(film, [np.full((32, 32, 3), 9 * t, np.uint8) for t in range(10 * seconds)], fps=10)
+        write_mp4(film, [np.full((32, 32, 3), 9 * t, np.uint8) for t in range(10 * seconds)], fps=10.0)
         runs[name] = read_run(filmed_run(tmp_path / name, {1: True}, {0: film.read_bytes()}))
     out = tmp_path / "page.html"
     out.write_text(page(runs, beside=tmp_path))

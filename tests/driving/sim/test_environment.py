@@ -321,6 +321,7 @@ def test_a_plan_is_followed_for_some_steps_as_it_was_meant():
     speed = float(held.reset(5)["speed_mps"])
     anew.reset(5)
     assert (held.fps, anew.fps) == (2, 10)
+    assert TownEnv(SPEC, hold=4, seconds=3.0).fps == 2.5
     for i in range(6):
         one = held.step(straight(speed))
         rewards = [anew.step(straight(speed)) for _ in range(5)]

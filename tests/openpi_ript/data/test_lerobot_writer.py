@@ -16,11 +16,12 @@ def test_more_episodes_than_a_chunk_holds_lie_where_a_reader_looks(tmp_path: Pat
     columns = {"observation.state": np.zeros((3, 2), np.float32), "action": np.zeros((3, 1), np.float32)}
     episodes = [Recorded(columns=columns, images={}, task="push") for _ in range(5)]
     names = {"observation.state": ["x", "y"], "action": ["x"]}
-    write_lerobot(tmp_path, episodes, fps=10, robot="point", provenance={}, names=names)
+    write_lerobot(tmp_path, episodes, fps=10.0, robot="point", provenance={}, names=names)
     there = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("data/*/*"))
     assert there == [f"data/chunk-{e // 2:03d}/episode_{e:06d}.parquet" for e in range(5)]
     info = json.loads((tmp_path / "meta/info.json").read_text())
     assert (info["total_chunks"], info["chunks_size"]) == (3, 2)
+    assert type(info["fps"]) is int, "as LeRobot declares it"
     read = read_meta(tmp_path)
     assert all((tmp_path / episode.file).exists() for episode in read.episodes)
 

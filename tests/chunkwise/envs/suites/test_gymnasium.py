@@ -19,7 +19,7 @@ from chunkwise.errors import ConfigError
 class Line(gymnasium.Env):
     """x moves by the action, from where the seed says; there is success above 1, and an end after 5 steps."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12.5}  # noqa: RUF012
     action_space = gymnasium.spaces.Box(np.float32(-0.5), np.float32(0.25), (2,))
     observation_space = gymnasium.spaces.Dict(
         {
@@ -109,7 +109,7 @@ def registered() -> Any:
 
 def test_what_is_shown_taken_and_reached():
     env = make(EnvSpec(suite="gymnasium", task="Line-v0", cameras=("eye", "render"), image_size=(4, 6)))
-    assert (env.fps, env.action_dim) == (12, 2)
+    assert (env.fps, env.action_dim) == (12.5, 2)
     observed = env.reset(7)
     x = np.random.Generator(np.random.PCG64(np.random.SeedSequence(7))).uniform(0, 1, (1, 2))
     assert set(observed) == {"x"}
