@@ -17,6 +17,7 @@ from openpi_ript.config.experiment import Optimality
 from openpi_ript.data.returns import ReturnBatch, to_return_batch
 from openpi_ript.data.transforms import OpenPiSample, RiptSample
 
+_LABELS = ", ".join(f"{label.value} ({label.name.lower()})" for label in Optimality)
 DOCUMENT_KEYS = ("image", "state", "action", "action_is_pad", "prompt", "advantages")
 """What the specification's layer 3 holds, and layer 2 at least."""
 
@@ -46,9 +47,11 @@ def to_training_batch(samples: Sequence[RiptSample]) -> TrainingBatch:
     """Layer 3 from layer 2.
 
     Raises:
-      DataError: If a sample lacks `optimality`, its images are not uint8, its shapes differ from the first one's,
-        or its advantages are not one finite number repeated.
+      DataError: If there is no sample, or one lacks `optimality`, its images are not uint8, its shapes are not those of
+        layer 2 or differ from the first one's, or its advantages are not one finite number repeated.
     """
+    if not samples:
+        raise DataError("layer 3: expected at least one sample, found none")
     for row, sample in enumerate(samples):
         _check_sample(sample, samples[0], row)
     batch: TrainingBatch = {
@@ -86,6 +89,8 @@ def from_document_sample(document: Mapping[str, Any], *, optimality: int) -> Rip
       DataError: If an entry is missing, or of another type or shape than the specification's.
     """
     _require_keys(document, DOCUMENT_KEYS, "document")
+    if not isinstance(document["image"], Mapping) or not document["image"]:
+        raise DataError(f"document, image: expected images by name, found {type(document['image']).__name__}")
     images = {name: _channels_last(image, name) for name, image in document["image"].items()}
     sample: Any = {key: value for key, value in document.items() if key != "image"}
     sample |= {key: np.asarray(document[key]) for key in ("state", "action", "action_is_pad", "advantages")}
@@ -102,8 +107,10 @@ def from_document_batch(document: Mapping[str, Any], *, optimality: Int32[np.nda
         specification says.
     """
     _require_keys(document, DOCUMENT_KEYS, "document")
+    if np.ndim(document["advantages"]) != 1:
+        raise DataError(f"document, advantages: expected [b], found shape {np.shape(document['advantages'])}")
     entries = {**{key: document[key] for key in DOCUMENT_KEYS[1:]}, **document["image"]}
-    rows = {key: len(value) for key, value in entries.items()}
+    rows = {key: len(value) if hasattr(value, "__len__") else None for key, value in entries.items()}
     if not len(optimality) or set(rows.values()) != {len(optimality)}:
         raise DataError(f"document: expected {len(optimality)} rows as there are labels, at least 1, found {rows}")
     samples = []
@@ -295,8 +302,22 @@ def _check_sample(sample: RiptSample, first: RiptSample, row: int) -> None:
             f"sample {row}: expected optimality, the label by the raw advantage, found none; a processed advantage "
             "cannot tell (softplus makes every one positive)"
         )
+    if not isinstance(sample["prompt"], str):
+        raise DataError(f"sample {row}, prompt: expected text, found {type(sample['prompt']).__name__}")
+    if sample["optimality"] not in list(Optimality):
+        raise DataError(f"sample {row}, optimality: expected {_LABELS}, found {sample['optimality']}")
     for name, image in sample["image"].items():
         require_uint8(image, name)
+    state, action = np.shape(sample["state"]), np.shape(sample["action"])
+    if len(state) != 1 or len(action) != 2:
+        raise DataError(
+            f"sample {row}: expected a state [s] and a chunk of actions [t, a], found shapes {state} and {action}"
+        )
+    for key in ("action_is_pad", "advantages"):
+        if (found := np.shape(sample[key])) != action[:1]:
+            raise DataError(
+                f"sample {row}, {key}: expected one for each of the {action[0]} actions, found shape {found}"
+            )
     for key, dtype in (("state", np.float32), ("action", np.float32), ("action_is_pad", bool)):
         value, shape = np.asarray(sample[key]), np.shape(first[key])
         if value.shape != shape or value.dtype != dtype:

@@ -11,13 +11,16 @@
 The pool is that of every run here (qchunk/data/pool.py), so is the law by which starts are drawn: batch k after
 `refresh_epoch(e)` is a function of (e, rank, k). It differs from the specification in three things. Ranks draw
 independently by a keyed generator: `epoch_seed + rank * 1000` makes epoch 1000 of rank 0 that of rank 1. `dataset[idx]`
-is uniform over all starts whatever idx is, and a function of it, so that workers of another loader, each with a copy of
-the dataset, draw different transitions. The loader does not end with a pass, since there is none.
+is uniform over all starts whatever idx is, and a function of it and of how often it was asked for, so that workers of
+another loader, each with a copy of the dataset, draw different transitions, and its passes draw every start. The loader
+does not end with a pass, since there is none.
 """
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -27,8 +30,8 @@ from chunkwise.data.norm_stats import Affine
 from chunkwise.data.sampling import STEPS_PER_BLOCK, EpisodeDraw, Purpose, block_of_starts, philox
 from chunkwise.errors import ConfigError, DataError
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
-from qchunk.data.batch import SpecificationForm
-from qchunk.data.dataset import Dataset, open_dataset
+from qchunk.data.batch import Layout, SpecificationForm
+from qchunk.data.dataset import open_dataset
 from qchunk.data.holdout import held_out
 from qchunk.data.image_store import open_store
 from qchunk.data.pool import Pool, first_row
@@ -37,20 +40,100 @@ from qchunk.data.pool import Pool, first_row
 class QCSimpleDatasetV3:
     """A pool of whole episodes, any frame of which can start a chunk."""
 
-    def __init__(self, config: QChunkConfig, dataset: Dataset, *, rank: int, epoch_seed: int, validation: bool) -> None:
-        """Loads the pool; `create_qc_dataloader_v3` calls this."""
-        self._config, self._dataset, self._rank = config, dataset, rank
-        self._held = None
-        if validation:
-            self._held = EpisodeDraw(indices=np.flatnonzero(held_out(config.data, dataset.source)), notes=())
-        self._store = None
-        if dataset.cameras:
-            rows = config.train.batch_size // config.data.shards
+    def __init__(
+        self,
+        dataset_dir: str,
+        camera_names: Sequence[str],
+        norm_stats: Mapping[str, Any] | None,
+        chunk_size: int,
+        episodes_per_epoch: int = 32,
+        positive_ratio: float = 0.6,
+        rank: int = 0,
+        world_size: int = 1,
+        epoch_seed: int = 0,
+        dataset_type: str = "train",
+        *,
+        batch_size: int = 128,
+        num_workers: int = 8,
+        layout: Layout = "kchw",
+        discount: float = 0.99,
+        holdout: float = 0.0,
+        **data: Any,
+    ) -> None:
+        """Loads the pool of one rank.
+
+        Args:
+          dataset_dir: Folder of ALOHA-layout HDF5 episodes.
+          camera_names: Cameras of a transition; none: images are None.
+          norm_stats: ALOHA's `qpos_mean`, `qpos_std`, `action_mean` and `action_std`, by which both are normalised;
+            None or empty: they stay as recorded.
+          chunk_size: Actions of a chunk.
+          episodes_per_epoch: Whole episodes in memory.
+          positive_ratio: Share of positive ones, 0 to 1.
+          rank: Of this process or GPU, 0 to world_size - 1. Ranks draw independently, and may draw the same episode.
+          world_size: Ranks.
+          epoch_seed: Of the first pool; 0 or above, as in `refresh_epoch`.
+          dataset_type: "train", or "val" for the episodes held out.
+          batch_size: Rows of this rank's batch in `QCDataLoaderV3`.
+          num_workers: Threads that decode images; 0: one a core.
+          layout: Axes of images, float32 in 0 to 1: "kchw" (k, 3, h, w), or "khwc" (k, h, w, 3) as the specification's
+            table of a transition has them.
+          discount: Of the cumulative rewards.
+          holdout: Share of the episodes of each label that "train" never draws (data.holdout).
+          **data: Other fields of `DataConfig`: image_size, jpeg_channels, memory_gib, ...
+
+        Raises:
+          ConfigError: An argument is out of range, "val" without `holdout`, or `norm_stats` with another `observation`.
+          DataError: The dataset is bad, or norm_stats lack an entry or have another width.
+        """
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "data")} | data
+        if layout not in (layouts := get_args(Layout)):
+            raise ConfigError(f"layout is {layout!r}; expected one of {', '.join(layouts)}")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank is {rank}; expected 0 to {world_size - 1} (world_size)")
+        if dataset_type not in ("train", "val") or (dataset_type == "val" and not holdout):
+            raise ConfigError(
+                f"dataset_type is {dataset_type!r}, holdout {holdout}; expected train, or val with a holdout"
+            )
+        _require_one_normalisation(norm_stats, data)
+        try:
+            self._config = QChunkConfig(
+                run=RunConfig(seed=0),
+                train=TrainConfig(steps=1, batch_size=batch_size * world_size),
+                data=DataConfig(
+                    path=str(dataset_dir),
+                    cameras=tuple(camera_names),
+                    episodes_per_epoch=episodes_per_epoch,
+                    positive_ratio=positive_ratio,
+                    shards=world_size,
+                    decode_threads=num_workers,
+                    holdout=holdout,
+                    **data,
+                ),
+                agent=AgentConfig(horizon=chunk_size, discount=discount),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self._dataset, self._rank = open_dataset(self._config), rank
+        if norm_stats:
+            self._dataset = dataclasses.replace(
+                self._dataset,
+                observation_norm=_affine(norm_stats, "qpos", self._dataset.source.dims["qpos"]),
+                action_norm=_affine(norm_stats, "action", self._dataset.source.dims["action"]),
+            )
+        source, self._held, self._store = self._dataset.source, None, None
+        if dataset_type == "val":
+            self._held = EpisodeDraw(indices=np.flatnonzero(held_out(self._config.data, source)), notes=())
+        if self._dataset.cameras:
             held = None if self._held is None else len(self._held.indices)  # all of them, whatever the epoch
-            self._store = open_store(config, dataset.source, pools=1, rows=rows, episodes=held)
-        self._form = SpecificationForm(layout="kchw", threads=config.data.decode_threads)
+            self._store = open_store(self._config, source, pools=1, rows=batch_size, episodes=held)
+        self._form = SpecificationForm(layout=layout, threads=num_workers)
         self.pool: Pool
         self.refresh_epoch(epoch_seed)
+
+    def __reduce__(self) -> Any:
+        """Gives another process the arguments and the epoch, of which it loads the pool itself."""
+        return functools.partial(QCSimpleDatasetV3, **self._arguments | {"epoch_seed": self.epoch}), ()
 
     def refresh_epoch(self, new_epoch_seed: int) -> None:
         """Takes the episodes of another epoch; those that both have are not read again.
@@ -62,6 +145,9 @@ class QCSimpleDatasetV3:
         if new_epoch_seed < 0:
             raise ConfigError(f"epoch_seed is {new_epoch_seed}; expected 0 or above")
         self.epoch, self.step = new_epoch_seed, 0
+        self._asked = collections.Counter[int]()
+        """How often each index has been asked for in this epoch."""
+        self._order = functools.lru_cache(4)(self._drawn_order)
         self.pool = Pool(
             self._config,
             new_epoch_seed,
@@ -100,17 +186,26 @@ class QCSimpleDatasetV3:
         return self.total_starts
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
-        """Returns a transition that starts at a frame drawn from all, with the specification's keys and no batch axis.
+        """Returns a transition from a start that is uniform over all, whatever `idx` is, without a batch axis.
+
+        All indices once give every start once, in an order that the epoch, the rank and the pass draw; the n-th time
+        that an index is asked for is of the n-th pass. So a shuffled loader leaves no frame out.
 
         Args:
-          idx: 0 to len(self) - 1. It seeds the draw and says nothing else.
+          idx: 0 to len(self) - 1.
         """
         if not 0 <= idx < len(self):
             raise IndexError(f"idx is {idx}; expected 0 to {len(self) - 1}")
-        rng = philox(Purpose.POOL_ITEM, self._config.run.seed, self.epoch, shard=self._rank, step=idx)
-        one = self._form(self.pool.batch(rng.integers(0, len(self), size=1)))
+        start = self._order(self._asked[idx])[idx]
+        self._asked[idx] += 1
+        one = self._form(self.pool.batch(np.array([start])))
         plain = {"is_positive": bool(one["is_positive"][0]), "final_reward": float(one["final_reward"][0])}
         return first_row(one) | plain
+
+    def _drawn_order(self, past: int) -> Int64[np.ndarray, " starts"]:
+        """Draws the order of all starts in the pass after `past` others."""
+        rng = philox(Purpose.POOL_ITEM, self._config.run.seed, self.epoch, shard=self._rank, step=past)
+        return rng.permutation(len(self))
 
     def next_batch(self) -> dict[str, Any]:
         """Returns the next batch of this epoch."""
@@ -118,7 +213,7 @@ class QCSimpleDatasetV3:
         if row == 0:
             self._starts = block_of_starts(
                 len(self),
-                self._config.train.batch_size // self._config.data.shards,
+                self._arguments["batch_size"],
                 seed=self._config.run.seed,
                 epoch=self.epoch,
                 shard=self._rank,
@@ -152,39 +247,32 @@ def create_qc_dataloader_v3(
     epoch_seed: int = 0,
     dataset_type: str = "train",
     num_workers: int = 8,
-    *,
-    discount: float = 0.99,
-    holdout: float = 0.0,
-    **data: Any,
+    **more: Any,
 ) -> tuple[QCSimpleDatasetV3, QCDataLoaderV3]:
-    """Makes the pool of one rank, and its batches: the keys of `Batch`, images as float32 (b, k, 3, h, w) in 0 to 1.
+    """Makes the dataset of one rank, and its batches: the keys of `Batch`, images as float32 (b, k, 3, h, w) in 0 to 1.
 
-    Args:
-      dataset_dir: Folder of ALOHA-layout HDF5 episodes.
-      camera_names: Cameras in a batch; none: images are None.
-      norm_stats: ALOHA's `qpos_mean`, `qpos_std`, `action_mean` and `action_std`, by which both are normalised; None or
-        empty: they stay as recorded.
-      chunk_size: Actions of a chunk.
-      episodes_per_epoch: Whole episodes in memory.
-      positive_ratio: Share of positive ones, 0 to 1.
-      batch_size: Rows of this rank's batch.
-      rank: Of this process or GPU, 0 to world_size - 1. Ranks draw independently, and may draw the same episode.
-      world_size: Ranks.
-      epoch_seed: Of the first pool; 0 or above, as in `refresh_epoch`.
-      dataset_type: "train", or "val" for the episodes held out.
-      num_workers: Threads that decode images; 0: one a core.
-      discount: Of the cumulative rewards.
-      holdout: Share of the episodes of each label that "train" never draws (data.holdout).
-      **data: Other fields of `DataConfig`: image_size, jpeg_channels, memory_gib, ...
-
-    Raises:
-      ConfigError: An argument is out of range, "val" without `holdout`, or `norm_stats` with another `observation`.
-      DataError: The dataset is bad, or norm_stats lack an entry or have another width.
+    Arguments, `more` (layout, discount, holdout, fields of `DataConfig`) and errors are those of `QCSimpleDatasetV3`.
     """
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank is {rank}; expected 0 to {world_size - 1} (world_size)")
-    if dataset_type not in ("train", "val") or (dataset_type == "val" and not holdout):
-        raise ConfigError(f"dataset_type is {dataset_type!r}, holdout {holdout}; expected train, or val with a holdout")
+    dataset = QCSimpleDatasetV3(
+        dataset_dir,
+        camera_names,
+        norm_stats,
+        chunk_size,
+        episodes_per_epoch,
+        positive_ratio,
+        rank,
+        world_size,
+        epoch_seed,
+        dataset_type,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        **more,
+    )
+    return dataset, QCDataLoaderV3(dataset)
+
+
+def _require_one_normalisation(norm_stats: Mapping[str, Any] | None, data: Mapping[str, Any]) -> None:
+    """Refuses fields of `DataConfig` that norm_stats, which are of qpos and /action, contradict."""
     if norm_stats and data.get("observation", "qpos") != "qpos":
         raise ConfigError(
             f"observation is {data['observation']!r}, and norm_stats are of qpos; expected observation 'qpos', or no "
@@ -196,33 +284,6 @@ def create_qc_dataloader_v3(
         raise ConfigError(
             f"{given} beside norm_stats, by which qpos and /action are normalised; expected norm_stats alone, or none"
         )
-    try:
-        config = QChunkConfig(
-            run=RunConfig(seed=0),
-            train=TrainConfig(steps=1, batch_size=batch_size * world_size),
-            data=DataConfig(
-                path=str(dataset_dir),
-                cameras=tuple(camera_names),
-                episodes_per_epoch=episodes_per_epoch,
-                positive_ratio=positive_ratio,
-                shards=world_size,
-                decode_threads=num_workers,
-                holdout=holdout,
-                **data,
-            ),
-            agent=AgentConfig(horizon=chunk_size, discount=discount),
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    dataset = open_dataset(config)
-    if norm_stats:
-        dataset = dataclasses.replace(
-            dataset,
-            observation_norm=_affine(norm_stats, "qpos", dataset.source.dims["qpos"]),
-            action_norm=_affine(norm_stats, "action", dataset.source.dims["action"]),
-        )
-    pool = QCSimpleDatasetV3(config, dataset, rank=rank, epoch_seed=epoch_seed, validation=dataset_type == "val")
-    return pool, QCDataLoaderV3(pool)
 
 
 def _affine(stats: Mapping[str, Any], name: str, width: int) -> Affine:

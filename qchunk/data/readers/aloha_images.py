@@ -142,7 +142,10 @@ def _recorded_lengths(
     if not np.isfinite(table).all():
         raise Refused(f"{LENGTHS} of finite numbers", "NaN or Inf")
     lengths = table.astype(np.int64)
-    agree = (lengths == found) | _ends(padded, np.clip(lengths, 2, width))
+    # Of another camera with larger JPEGs, lengths lie beyond these rows: cut to them, they would end where all JPEGs of
+    # an unchanging image do.
+    within = (lengths >= 2) & (lengths <= width)
+    agree = (lengths == found) | (within & _ends(padded, np.clip(lengths, 2, width)))
     best = int(agree.sum(1).argmax()) if len(lengths) else 0
     if not len(lengths) or 2 * agree[best].sum() < frames:
         raise Refused(f"a row of {LENGTHS} with the lengths of these JPEGs", "none that fits half of them")
@@ -281,8 +284,10 @@ def common_size(rows: JpegRows) -> tuple[int, int]:
             size = read_image_size(rows[frame], source="")
         except DataError as error:
             raise Refused("a JPEG", str(error).partition("found ")[2], row=frame) from error
+        if bytes(rows[frame][:3]) != b"\xff\xd8\xff":
+            raise Refused("a JPEG, as cv2.imencode('.jpg', ...) writes it", "a PNG", row=frame)
         first = first or size
-        if size != first or bytes(rows[frame][:3]) != b"\xff\xd8\xff":
+        if size != first:
             raise Refused(
                 f"a JPEG of {first[0]} x {first[1]}, as in the first frame", f"{size[0]} x {size[1]}", row=frame
             )

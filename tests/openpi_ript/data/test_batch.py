@@ -123,6 +123,8 @@ def test_documents_come_back() -> None:
 BAD_DOCUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"action": np.zeros((3, HORIZON, 7))}, "sample 0, action: expected float32 of shape .* found float64"),
     ({"action": np.full((3, HORIZON, 7), np.nan, np.float32)}, "action: expected finite numbers, found NaN or Inf"),
+    ({"advantages": 0.5}, r"document, advantages: expected \[b\], found shape \(\)"),
+    ({"advantages": np.zeros((3, HORIZON))}, r"document, advantages: expected \[b\], found shape \(3, 50\)"),
     ({"state": np.zeros((2, 14), np.float32)}, "expected 3 rows as there are labels, .*'state': 2"),
     ({"advantages": np.array([0, np.inf, 0], np.float32)}, "advantages: expected one finite number repeated"),
     ({"image": {"base_0_rgb": np.zeros((3, 224, 224, 3), np.uint8)}}, r"base_0_rgb: expected \[height, width, 3\]"),
@@ -134,6 +136,35 @@ BAD_DOCUMENTS: list[tuple[dict[str, Any], str]] = [
 def test_documents_that_are_none_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         from_document_batch({**document_batch(batch()), **changes}, optimality=batch()["optimality"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"action_is_pad": np.zeros(40, bool)}, r"action_is_pad: expected one for each of the 50 actions, found .*40"),
+        ({"advantages": np.zeros(3, np.float32)}, r"advantages: expected one for each of the 50 actions, found .*3"),
+        ({"advantages": np.float32(1)}, r"advantages: expected one for each of the 50 actions, found shape \(\)"),
+        (
+            {"state": np.zeros((1, 14), np.float32)},
+            r"expected a state \[s\] and .*, found shapes \(1, 14\) and \(50, 7\)",
+        ),
+        ({"action": np.zeros(7, np.float32)}, r"a chunk of actions \[t, a\], found shapes \(14,\) and \(7,\)"),
+        ({"prompt": None}, "prompt: expected text, found NoneType"),
+        ({"prompt": b"task"}, "prompt: expected text, found bytes"),
+        ({"image": np.zeros((3, 4, 4), np.uint8)}, "document, image: expected images by name, found ndarray"),
+        ({"image": {}}, "document, image: expected images by name"),
+    ],
+)
+def test_a_sample_whose_entries_do_not_fit_one_another_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        from_document_sample({**document_sample(sample()), **changes}, optimality=1)
+
+
+def test_labels_that_do_not_exist_and_batches_of_nothing_are_refused() -> None:
+    with pytest.raises(DataError, match=r"optimality: expected 0 \(negative\), 1 \(positive\), 2 \(none\), found 7"):
+        from_document_sample(document_sample(sample()), optimality=7)
+    with pytest.raises(DataError, match="expected at least one sample, found none"):
+        to_training_batch([])
 
 
 def test_what_a_document_lacks_is_named() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
 import h5py
 import numpy as np
 import pytest
@@ -134,6 +135,13 @@ def vlen(h5: h5py.File) -> None:
         rows[i] = np.zeros(9, np.uint8)
 
 
+def png(h5: h5py.File) -> None:
+    """Rows of another encoding, the frames' own sizes in their headers."""
+    rows = [cv2.imencode(".png", scene(1, t, 24, 32)[0])[1].tobytes() for t in range(6)]
+    del h5["compress_len"]
+    replace(h5, HIGH, np.stack([np.frombuffer(row.ljust(max(map(len, rows)), b"\0"), np.uint8) for row in rows]))
+
+
 def huge(h5: h5py.File) -> None:
     del h5[HIGH]
     h5.create_dataset(HIGH, (100_000_000, 480, 640, 3), "u1", chunks=(1, 480, 640, 3))
@@ -185,7 +193,8 @@ BAD: dict[Callable[[h5py.File], None], str] = {
     pixels_said_to_be_jpeg: ": expected JPEG rows, as the attribute compress=True says, found pixels of shape",
     gray: ": expected uint8 pixels [T, h, w, 3], or one row of JPEG bytes a frame, found uint8 of (6, 24, 32)",
     floats: ": expected numbers, found dtype float32",
-    vlen: ": expected numbers, found dtype object",
+    vlen: ": expected rows of one length (images: each JPEG padded with zeros), found rows of their own lengths",
+    png: ", row 0: expected a JPEG, as cv2.imencode('.jpg', ...) writes it, found a PNG",
     huge: ": expected at most 8192 MiB (arrays that are read from one file, once they are unpacked), found 878",
     never_written: ": expected an array whose bytes are in the file, found 5529600 bytes declared, 0 stored",
     external: ": expected data stored in this file, found external storage",

@@ -1,4 +1,5 @@
 import itertools
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,10 @@ def test_images_are_float_chw_of_the_cameras_asked_for(tmp_path: Path):
         for camera, image in zip(cameras, images, strict=True):
             expected = simplejpeg.decode_jpeg(jpegs[camera][start]).transpose(2, 0, 1)
             np.testing.assert_array_equal(image, expected.astype(np.float32) / np.float32(255))
+    last = QCSimpleDatasetV3(str(tmp_path), cameras, None, CHUNK, 2, layout="khwc", world_size=8)
+    np.testing.assert_array_equal(
+        last[3]["observations"]["images"], one["observations"]["images"].transpose(0, 2, 3, 1)
+    )
 
 
 def test_a_batch_is_a_function_of_epoch_rank_and_its_number(tmp_path: Path):
@@ -110,21 +115,37 @@ def test_each_rank_draws_frames_of_its_own(rank: int, tmp_path: Path):
     data, _ = make(dataset(tmp_path), epoch_seed=3, world_size=2, rank=rank)
     counter = np.array([0, 4, rank, Purpose.POOL_ITEM.word], np.uint64)
     bits = np.random.Philox(key=np.array([data._config.run.seed, 3], np.uint64), counter=counter)
-    expected = data.pool.batch(np.random.Generator(bits).integers(0, len(data), size=1))
+    expected = data.pool.batch(np.random.Generator(bits).permutation(len(data))[4:5])
+    for _ in range(4):
+        data[4]
     np.testing.assert_array_equal(data[4]["actions"], expected["actions"][0])
 
 
-def test_an_index_seeds_a_draw_over_all_frames(tmp_path: Path):
+def test_each_pass_over_the_indices_draws_every_frame_in_an_order_of_its_own(tmp_path: Path):
     root = dataset(tmp_path, lengths=(50, 50))
     pool, _ = make(root, episodes_per_epoch=2, positive_ratio=0.5)
     where = frames(root)
-    starts = [where[pool[i]["observations"]["qpos"].tobytes()] for i in range(100)]
-    # 100 draws of 100 with replacement meet 63 in the mean, with a deviation of 3; a pass in order would meet all.
-    assert 48 < len(set(starts)) < 79
-    assert {file.name for file, _ in starts} == {"episode_0.hdf5", "episode_1.hdf5"}
+    first, second = ([where[pool[i]["observations"]["qpos"].tobytes()] for i in range(100)] for _ in range(2))
+    assert set(first) == set(second) == set(where.values())
+    # Of two orders that are drawn apart, one frame in the mean has the same place in both.
+    in_order = [where[row.tobytes()] for row in pool.pool.batch(np.arange(100))["observations"]["qpos"]]
+    for one, other in ((first, second), (first, in_order), (second, in_order)):
+        assert sum(a == b for a, b in zip(one, other, strict=True)) < 8
     for idx in (-1, 100):
         with pytest.raises(IndexError, match=rf"idx is {idx}; expected 0 to 99"):
             pool[idx]
+    pool.refresh_epoch(pool.epoch)
+    assert [where[pool[i]["observations"]["qpos"].tobytes()] for i in range(100)] == first
+
+
+def test_a_worker_that_was_not_forked_loads_the_same_pool(tmp_path: Path):
+    root = dataset(tmp_path)
+    pool = make(root, world_size=2, rank=1, holdout=0.3, action="qpos")[0]
+    pool.refresh_epoch(5)
+    there = pickle.loads(pickle.dumps(pool))
+    assert (there.loaded_episodes, there.epoch) == (pool.loaded_episodes, 5)
+    for i in range(len(pool)):
+        assert_same(there[i], pool[i])
 
 
 def test_statistics_by_alohas_names(tmp_path: Path):
@@ -137,11 +158,11 @@ def test_statistics_by_alohas_names(tmp_path: Path):
         "action_std": rng.uniform(0.5, 2, ACTION).tolist(),
     }
     plain = make(root)[0][2]
-    pool, _ = create_qc_dataloader_v3(str(root), (), stats, CHUNK, 4, discount=0.9)
+    found = create_qc_dataloader_v3(str(root), (), stats, CHUNK, 4, discount=0.9)[0][2]
     expected = (plain["actions"] - stats["action_mean"]) / np.array(stats["action_std"])
-    np.testing.assert_allclose(pool[2]["actions"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["actions"], expected, rtol=1e-5, atol=1e-6)
     seen = (plain["observations"]["qpos"] - stats["qpos_mean"]) / stats["qpos_std"]
-    np.testing.assert_allclose(pool[2]["observations"]["qpos"], seen, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["observations"]["qpos"], seen, rtol=1e-5, atol=1e-6)
     for broken, message in (
         ({**stats, "action_std": np.zeros(ACTION)}, r"norm_stats\['action_std'\]: expected numbers above 0"),
         ({**stats, "qpos_mean": np.zeros(2)}, r"norm_stats\['qpos_mean'\]: expected 6 finite numbers"),
@@ -202,6 +223,7 @@ def test_the_memory_of_validation_is_that_of_all_episodes_held_out(tmp_path: Pat
         ({"rank": 2, "world_size": 2}, "rank is 2; expected 0 to 1"),
         ({"dataset_type": "val"}, "dataset_type is 'val'"),
         ({"dataset_type": "test"}, "dataset_type is 'test'"),
+        ({"layout": "khw"}, "layout is 'khw'; expected one of kchw, khwc"),
         ({"positive_ratio": 1.5}, "positive_ratio"),
         ({"epoch_seed": -1}, "epoch_seed is -1; expected 0 or above"),
     ],
