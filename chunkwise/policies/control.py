@@ -184,6 +184,16 @@ def in_a_thread(call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
     return answer
 
 
+_under_way: dict[int, concurrent.futures.Future[Any]] = {}
+"""Inferences of all loops, by the id of the policy, which each of them keeps alive."""
+
+
+def _note(policy: Infers, answer: concurrent.futures.Future[Any]) -> None:
+    """Keeps an inference in mind until it has ended."""
+    _under_way[id(policy)] = answer
+    answer.add_done_callback(lambda ended: _under_way.pop(id(policy)) if _under_way.get(id(policy)) is ended else None)
+
+
 class _Signalled(SystemExit):
     """A signal that ends the program, raised where the robot is still to be stopped."""
 
@@ -243,7 +253,8 @@ class Control:
 
         Args:
           robot: Who acts.
-          policy: Who is asked; nobody else may ask it meanwhile.
+          policy: Who is asked; nobody else may ask it meanwhile, nor after `run` has returned until the inference under
+            way has ended, which another loop of this policy waits for.
           rate_hz: Steps a second: those of the recordings that the policy was trained on.
           execution: How chunks are executed; `delay` is the time of an inference in steps. None: each as a whole, and
             every step waits for an inference that begins with it.
@@ -307,6 +318,8 @@ class Control:
           Exception: What the robot or the person's device raised, when the robot has been stopped.
         """
         self._plan = Plan(self._execution)
+        if self._answer is None:  # two at a time on one connection, and each has the answer of the one before
+            self._answer = _under_way.get(id(self._policy))
         self._unwanted, self._failed = self._answer is not None, 0
         self.episode = episode = RobotEpisode(rate_hz=self._rate, joints=self._joints)
         with _Signals() as signals:
@@ -362,7 +375,8 @@ class Control:
                 episode.limited += limited
                 before, alive = action, self._clock.now()
             elif self._clock.now() - alive >= patience:
-                episode.ended, episode.reason = "watchdog", self._why(patience)
+                wrong = action if by_person else None
+                episode.ended, episode.reason = "watchdog", self._why(patience, wrong)
                 return
             over = self._clock.now() - tick - self._period
             if over > LATE * self._period:  # what was lost is not caught up with
@@ -397,6 +411,7 @@ class Control:
         options = {} if committed is None else {"committed": committed}
         self._asked = self._plan.step
         self._answer = self._beside(functools.partial(self._policy.infer, observation, **options))
+        _note(self._policy, self._answer)
 
     def _receive(self) -> None:
         """Takes the answer of the inference under way, if it is there. An unwanted one is forgotten."""
@@ -422,9 +437,11 @@ class Control:
         self._taken, self._width = True, actions.shape[1]
         self.episode.delays.append(self._plan.step - self._asked)
 
-    def _why(self, seconds: float) -> str:
-        """Why there was no action."""
+    def _why(self, seconds: float, wrong: np.ndarray | None) -> str:
+        """Why there was no action; `wrong` is that of a person, where one acts."""
         why = f"no action for {seconds:g} s; "
+        if wrong is not None:
+            return why + f"the person's is {wrong.tolist()}, which no robot is told"
         if self._failed:
             return why + f"the last {self._failed} inferences failed: {self.episode.failures[-1]}"
         return why + f"the policy has not answered what it was asked at step {self._asked}"

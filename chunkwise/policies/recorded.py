@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -60,7 +61,7 @@ class RobotEpisode:
     limited: int = 0
     """Steps whose action was beyond a limit, and was executed within it."""
     failures: list[str] = dataclasses.field(default_factory=list)
-    """Of inferences, in words: errors, NaN."""
+    """Of inferences, in words: errors, NaN; and steps whose state or qpos was not finite."""
     delays: list[int] = dataclasses.field(default_factory=list)
     """Steps that were executed while each chunk was computed."""
     actions: list[Float32[np.ndarray, " a"]] = dataclasses.field(default_factory=list)
@@ -112,6 +113,8 @@ class RobotEpisode:
                         f"{name}: expected {_of_shape(expected)} at every step, as at the first, found "
                         f"{_of_shape(found)} at step {len(self)}"
                     )
+        for name in _not_finite(arrays):
+            self.failures.append(f"{name} at step {len(self)}: expected finite numbers, found {arrays[name].tolist()}")
         self._others.update(others)
         self._arrays.append(arrays)
         self._images.append(
@@ -148,7 +151,8 @@ class RobotEpisode:
 
         A camera that gave no image at some step, or one of another size, is left out as a whole, since the layout has
         no missing frame, and so is an array; `left_out` and the file's attribute of that name say which. Arrays keep
-        their dtype, besides state, qpos and action, which are float32.
+        their dtype, besides state, qpos and action, which are float32. Warns where a state is not finite, since
+        training refuses the episode.
 
         Args:
           path: The file; episodes of one dataset lie in one folder.
@@ -199,6 +203,14 @@ class RobotEpisode:
                 h5.attrs["success"] = success
             if self.left_out:
                 h5.attrs["left_out"] = printable("; ".join(self.left_out))
+        steps = {name: [t for t, seen in enumerate(self._arrays) if name in _not_finite(seen)] for name in STATES}
+        for name, rows in steps.items():
+            if rows:
+                warnings.warn(
+                    f"{path}: {name} has NaN or infinite numbers in {len(rows)} of {len(self)} rows, first {rows[0]}; "
+                    f"training that reads {name} refuses the episode, or with data.on_bad skip leaves it out",
+                    stacklevel=2,
+                )
         return path
 
     def _seen(
@@ -254,6 +266,11 @@ class RobotEpisode:
                 arrays[name] = np.array([x], np.float32 if name in STATES else x.dtype)
         _require_text(observation.get("prompt"))
         return arrays, images, others
+
+
+def _not_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns which of state and qpos have NaN or infinite numbers."""
+    return [name for name in STATES if name in arrays and not np.isfinite(arrays[name]).all()]
 
 
 def _flat(observation: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

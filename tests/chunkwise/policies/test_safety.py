@@ -3,13 +3,16 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chunkwise.errors import NonFiniteError
-from chunkwise.policies.control import ENDING, Limits, in_a_thread
-from tests.chunkwise.policies.test_control import Arm, Numbered, made
+from chunkwise.policies import control
+from chunkwise.policies.control import ENDING, Control, Limits, in_a_thread
+from chunkwise.policies.execution import Execution
+from tests.chunkwise.policies.test_control import RATE, Arm, Numbered, made
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +127,38 @@ def test_a_joint_beyond_the_range_is_led_back_at_the_allowed_speed() -> None:
     arm.qpos[:] = [1.5, -1.25]
     control.run(5)
     assert arm.actions == [[1.375, -1.125], [1.25, -1.0], [1.125, -1.0], [1.0, -1.0], [1.0, -1.0]]
+
+
+def test_another_loop_of_the_policy_waits_for_the_inference_that_the_last_one_left_under_way() -> None:
+    """On one connection two requests at a time would give every later chunk the answer of the request before."""
+    first, arm, policy, clock = made(3 / RATE, execution=Execution(how="every", execute=2, delay=2))
+    most: list[int] = []
+    asked = policy.infer
+
+    def infer(observation: Any, *, committed: Any = None) -> Any:
+        most.append(len(control._under_way))
+        return asked(observation, committed=committed)
+
+    policy.infer = infer
+    assert first.run(6).ended == "steps"
+    assert len(clock._running) == 1
+    second = Control(arm, policy, rate_hz=RATE, clock=clock, beside=clock.beside, first_s=9.0)
+    before, arm.qpos = len(arm.commands), np.full(2, 50, np.float32)
+    episode = second.run(2)
+    assert (episode.failures, [len(clock._running)]) == ([], [0])
+    # Its chunk is of what its robot was seen at, and of no request that the first loop left behind.
+    assert policy.seen[-1] == [50, 50]
+    assert arm.actions[before:] == [[len(policy.seen) - 1, 0], [len(policy.seen) - 1, 1]]
+    clock.wait(clock.now() + 9)
+    assert set(most) == {1}
+    assert not control._under_way
+
+
+@pytest.mark.parametrize("after", [0, 4])
+def test_a_person_whose_action_is_not_finite_is_named(after: int) -> None:
+    nan = np.array([1.0, np.nan])
+    loop, arm, policy, _ = made(first_s=0.5, person=lambda seen: nan if len(arm.commands) >= after else None)
+    episode = loop.run(9)
+    assert (episode.ended, len(episode), arm.stops) == ("watchdog", after, 1)
+    assert episode.reason == "no action for 0.5 s; the person's is [1.0, nan], which no robot is told"
+    assert len(policy.seen) == (after > 0)

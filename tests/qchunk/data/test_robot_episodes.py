@@ -19,6 +19,7 @@ from chunkwise.policies.recorded import RobotEpisode
 from qchunk import inspect
 from qchunk.data import make_batches, open_dataset
 from qchunk.data.dataset import load_episode
+from qchunk.data.readers.aloha_images import read_jpegs
 from tests.chunkwise.policies.serving import ask, client, read, running
 from tests.qchunk import recordings
 from tests.qchunk.policies.test_policy import trained
@@ -88,6 +89,36 @@ def test_an_array_that_serves_as_both_is_stored_once(tmp_path: Path) -> None:
         assert h5["observations/qpos"] == h5["observations/state"]
         assert "success" not in h5.attrs
         assert sorted(h5["observations"]) == ["qpos", "state"]  # pyright: ignore[reportArgumentType]
+
+
+def test_a_state_that_is_not_finite_is_named_and_recorded(tmp_path: Path) -> None:
+    recorded = RobotEpisode(rate_hz=20.0)
+    for step in range(4):
+        seen = {"state": np.array([step, np.nan if step in (1, 3) else 0.0]), "qpos": np.zeros(2)}
+        recorded.add(step, seen, np.zeros(2, np.float32), person=False)
+    assert recorded.failures == [
+        "state at step 1: expected finite numbers, found [1.0, nan]",
+        "state at step 3: expected finite numbers, found [3.0, nan]",
+    ]
+    with pytest.warns(UserWarning, match=r"e\.hdf5: state has NaN or infinite numbers in 2 of 4 rows, first 1; "):
+        path = recorded.save(tmp_path / "e.hdf5", success=True)
+    with h5py.File(path) as h5:
+        assert np.isnan(np.asarray(h5["observations/state"])).sum() == 2
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+def test_a_camera_that_sees_nothing_is_read_beside_one_that_does(frames: int, tmp_path: Path) -> None:
+    """Of an unchanging image all JPEGs have one length, at which the lengths of a larger one were thought to end."""
+    recorded = RobotEpisode(rate_hz=20.0)
+    rng = np.random.default_rng(0)
+    looks = [{"a_busy": rng.integers(0, 256, (48, 64, 3), np.uint8), "wrist": np.zeros((48, 64, 3), np.uint8)}] * frames
+    for step, images in enumerate(looks):
+        recorded.add(step, {"state": np.full(3, step), "image": images}, np.zeros(2, np.float32), person=False)
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
+        for name, low, high in (("a_busy", 100, 155), ("wrist", 0, 1)):
+            rows = read_jpegs(h5[f"observations/images/{name}"])  # pyright: ignore[reportArgumentType]
+            means = [decode(bytes(rows[t]), source="").mean() for t in range(frames)]
+            assert [low <= mean <= high for mean in means] == [True] * frames
 
 
 def test_joints_that_a_function_tells_are_recorded_as_qpos_beside_the_state(tmp_path: Path) -> None:
