@@ -187,7 +187,8 @@ def require_same(values: dict[str, Any]) -> None:
         if differing:
             lines = [f"  {name}: {every[0].get(name)!r} and {theirs.get(name)!r}" for name in sorted(differing)[:20]]
             raise ConfigError(
-                f"processes 0 and {index} of this run were started with other options, or see other data:", *lines
+                f"processes 0 and {index} of this run were started with other options or versions, or see other data:",
+                *lines,
             )
 
 

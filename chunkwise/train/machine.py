@@ -24,11 +24,18 @@ from chunkwise.files.strict_json import read_json
 
 NAME = "machine.json"
 _VERSIONS = ("jax", "jaxlib", "flax", "optax", "numpy")
+_SETTINGS = {
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": None,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_threefry_partitionable": True,
+}
+"""Of jax, by which every number may be another, with their defaults."""
 _INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
 def describe() -> dict[str, Any]:
-    """JSON values: cores that this process may use, devices of the run, processes, versions, XLA's flags, the CPU."""
+    """JSON values: cores that this process may use, devices of the run, processes, `program`, XLA's flags, the CPU."""
     import jax
 
     devices = jax.devices()
@@ -36,10 +43,19 @@ def describe() -> dict[str, Any]:
         "cores": _cores_of_xla(),
         "devices": f"{len(devices)} {devices[0].device_kind}",
         "processes": jax.process_count(),
-        **{name: importlib.metadata.version(name) for name in _VERSIONS},
+        **program(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         **_cpu(),
     }
+
+
+def program() -> dict[str, str]:
+    """Returns versions, and jax's settings where they are not the defaults: what all processes of a run share."""
+    import jax
+
+    versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
+    values = {name: getattr(jax.config, name) for name in _SETTINGS}
+    return versions | {name: "" if value == _SETTINGS[name] else str(value) for name, value in values.items()}
 
 
 def _cores_of_xla() -> int:
@@ -103,7 +119,11 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Each value that is another, in words."""
-    return [f"{name} {now[name]} (saved on {saved.get(name)})" for name in now if saved.get(name) != now[name]]
+    return [
+        f"{name} {now[name] or 'not set'} (saved on {saved.get(name) or 'not set'})"
+        for name in now
+        if saved.get(name, "") != now[name]
+    ]
 
 
 def _cpu() -> dict[str, str]:

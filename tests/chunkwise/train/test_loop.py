@@ -56,6 +56,14 @@ def test_a_run_writes_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFix
     assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [18, 20]
 
 
+def test_processes_are_to_agree_in_options_data_versions_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compared: dict = {}
+    monkeypatch.setattr(processes, "require_same", compared.update)
+    train(toy_config(tmp_path))
+    assert compared.keys() >= {"run.seed", "train.steps", "jax", "jaxlib", "jax_enable_x64", "jax_default_prng_impl"}
+    assert not compared.keys() & {"run.dir", "cores", "cpu", "devices"}, "these may be each one's own"
+
+
 def test_the_number_of_updates_per_call_changes_nothing(tmp_path: Path):
     digests = []
     for updates in (1, 3, 7):

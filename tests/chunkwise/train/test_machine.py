@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from chunkwise.errors import DataError, StorageError
@@ -50,6 +51,25 @@ def test_going_on_elsewhere_is_said_once(tmp_path: Path, capsys: pytest.CaptureF
     machine.note(tmp_path, 90)
     assert "resumed" not in capsys.readouterr().out
     assert steps(tmp_path) == [(0, 4), (60, 1)]
+
+
+def test_a_setting_of_jax_by_which_numbers_are_others_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    before = machine.program()
+    assert {name: before[name] for name in machine._SETTINGS} == dict.fromkeys(machine._SETTINGS, "")
+    (tmp_path / "machine.json").write_text(
+        json.dumps([{"step": 0} | {k: v for k, v in machine.describe().items() if k not in machine._SETTINGS}])
+    )
+    machine.note(tmp_path, 5)
+    assert "resumed" not in capsys.readouterr().out, "an earlier version wrote no settings"
+    jax.config.update("jax_default_matmul_precision", "bfloat16")
+    try:
+        assert machine.program() == before | {"jax_default_matmul_precision": "bfloat16"}
+        machine.note(tmp_path, 6)
+        assert "resumed with jax_default_matmul_precision bfloat16 (saved on not set): " in capsys.readouterr().out
+    finally:
+        jax.config.update("jax_default_matmul_precision", None)
+    machine.note(tmp_path, 7)
+    assert "resumed with jax_default_matmul_precision not set (saved on bfloat16): " in capsys.readouterr().out
 
 
 def test_a_machine_that_saved_nothing_is_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str], on: Any):
