@@ -101,7 +101,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
         notes.append("no rewards: each episode earns 1 at its last frame, and ends there; data.task computes a task's")
     success = success_reward(left) if from_files else None
     notes += _ends(left, success) if from_files else []
-    notes += _unread(left, data)
+    notes += _unread(left, data) + _rates(left)
     return Selection(
         success_reward=success,
         reports=tuple(left),
@@ -125,6 +125,15 @@ def _unread(reports: Sequence[EpisodeReport], data: DataConfig) -> list[str]:
                 f"read (data.observation is {data.observation}), and batches have none"
             )
     return found
+
+
+def _rates(reports: Sequence[EpisodeReport]) -> list[str]:
+    """What the files say about their frames a second, where that is not one number."""
+    rates = collections.Counter(report.fps for report in reports if report.fps is not None)
+    if len(rates) < 2:
+        return []
+    each = ", ".join(f"{rate:g} in {count}" for rate, count in sorted(rates.items()))
+    return [f"attribute fps: {each} episodes; a chunk of these lasts another time, and a policy learns all as one rate"]
 
 
 def label_of(report: EpisodeReport, data: DataConfig) -> bool | None:

@@ -88,7 +88,7 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
         with open_h5(path) as h5:
             require_affordable(h5, DATASETS.values())
             arrays, problems = read_arrays(h5, name)
-            env, success = read_attribute(h5, "env"), read_attribute(h5, "success")
+            env, success, fps = (read_attribute(h5, name) for name in ("env", "success", "fps"))
             length = len(arrays["qpos"]) if "qpos" in arrays else 0
             images = None if workers is None else examine_images(h5, name, length, workers)
     except (*UNREADABLE, Refused, DataError) as error:
@@ -110,6 +110,7 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
         content_hash=digest,
         length=length,
         dims={key: x.shape[1] for key, x in arrays.items() if x.ndim == 2},
+        fps=float(fps) if isinstance(fps, int | float | np.number) and np.isfinite(fps) else None,
         env=env if isinstance(env, str) else None,
         score=_score(path.relative_to(root)),
         success=None if success is None else bool(success),

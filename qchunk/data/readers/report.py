@@ -82,6 +82,8 @@ class EpisodeReport:
     """Width of each array, by its short name (action, qpos, state, sim_qpos, ...)."""
     env: str | None = None
     """Simulator environment, where the file names it."""
+    fps: float | None = None
+    """Frames a second, where the file says them."""
     score: int | None = None
     """n of the folder score_<n> that the file lies in, below the dataset's own."""
     success: bool | None = None
