@@ -163,7 +163,10 @@ class DividedRollouts:
 
 
 def _reload(job: Job, actor: Acting) -> Rollout:
-    rollout = load(job.path, outcome_only=True)
+    try:
+        rollout = load(job.path, outcome_only=True)
+    except DataError as error:
+        raise DataError(f"{error}; delete the file, and the rollout is played again") from error
     found = (rollout.seed, rollout.draw, rollout.offset, rollout.step, rollout.weights)
     expected = (job.seed, job.draw, job.offset, actor.step, actor.weights)
     if found != expected:

@@ -145,7 +145,7 @@ class RunFolder:
         self._take_lock()
         if holds_run:
             self._require_same_config(config)
-        for folder in (self.path, *self.path.glob("rollouts/*/")):
+        for folder in (self.path, self.path / "replay", *self.path.glob("rollouts/*/")):
             sweep(folder)
         if not holds_run:  # else once all is compared: a start that is refused changes nothing (`go_on`)
             write_json(self.path / "config.json", flatten(config))

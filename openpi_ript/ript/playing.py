@@ -16,7 +16,7 @@ from chunkwise.data.sampling import Purpose, generator, seed_of, words
 from chunkwise.distributed import processes
 from chunkwise.envs.collect import Job
 from chunkwise.envs.divided import MANIFEST, DividedRollouts, Outcome
-from chunkwise.envs.rollout import Rollout
+from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import DataError
 from chunkwise.files.strict_json import read_json
 from openpi_ript.config.experiment import OpenpiRiptConfig
@@ -153,7 +153,7 @@ class Player:
                 seed=self._starts.of_group(tasks[i], state % self._settings.initial_states)
                 if self._starts.published
                 else seed_of(Purpose.ROLLOUT_SCENE, self._seed, state),
-                draw=tuple(words(Purpose.ROLLOUT_ACTION, self._seed, plan.step, state, k)),
+                draw=_draw(self._seed, plan.step, state, k),
                 path=self._folder / plan.folder / f"state_{state:05d}-{k:02d}.npz",
                 task=tasks[i],
                 offset=self.offset(plan, state, k),
@@ -174,3 +174,31 @@ class Player:
             for i, state in enumerate(wave)
             for files in [names[i * size : (i + 1) * size]]
         ]
+
+
+def load_own(path: Path, *, seed: int, step: int) -> Rollout:
+    """Loads a rollout that a round was trained on, by its frames.
+
+    Args:
+      path: The file, in the folder of its round.
+      seed: The run's.
+      step: The round's.
+
+    Raises:
+      DataError: It is missing, damaged, or another one than its name and folder say: brought back from another place.
+    """
+    rollout = load(path, by_frame=True)
+    state, k = (int(number) for number in path.stem.removeprefix("state_").split("-"))
+    expected = (_draw(seed, step, state, k), path.parent.name.rpartition("-")[2])
+    found = (rollout.draw, rollout.weights[:12])
+    if found != expected:
+        raise DataError(
+            f"{path}: expected the rollout of the draw {expected[0]} by the weights {expected[1]}, found that of "
+            f"{found[0]} by {found[1]}"
+        )
+    return rollout
+
+
+def _draw(seed: int, step: int, state: int, k: int) -> tuple[int, ...]:
+    """Returns what seeds the actions of the k-th rollout from a state."""
+    return tuple(words(Purpose.ROLLOUT_ACTION, seed, step, state, k))

@@ -24,7 +24,6 @@ from jaxtyping import Bool
 from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.divided import Outcome
-from chunkwise.envs.rollout import load
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import OpenpiRiptConfig
@@ -34,7 +33,7 @@ from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.ahead import Ahead, copied
 from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.passes import Passes, passes_over
-from openpi_ript.ript.playing import Plan, Player
+from openpi_ript.ript.playing import Plan, Player, load_own
 from openpi_ript.ript.rollout_data import Group, drawn_rows, teaches, training_data
 
 SETTLE = 0.1
@@ -391,7 +390,10 @@ class Ript:
             Group(
                 state=-1,
                 files=files,
-                rollouts=[load(self._folder / one.folder / name, by_frame=True) for name in files],
+                rollouts=[
+                    load_own(self._folder / one.folder / name, seed=self._config.run.seed, step=one.step)
+                    for name in files
+                ],
             )
             for one in rounds
             for files in one.groups

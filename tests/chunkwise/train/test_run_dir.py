@@ -323,12 +323,14 @@ def test_what_a_killed_writer_left_goes_at_the_next_start(tmp_path: Path):
     played = tmp_path / "rollouts/step_00000300-ab"
     played.mkdir(parents=True)
     kept = [played / "state_00001-00.npz", played / "state.12-3.partly"]
-    left = [tmp_path / "config.json.77-0.part", played / "state_00001-01.npz.77-4.part"]
+    log = tmp_path / "replay/layout.json.77-6.part"
+    left = [log, tmp_path / "config.json.77-0.part", played / "state_00001-01.npz.77-4.part"]
+    log.parent.mkdir()
     for file in (*kept, *left):
         file.write_bytes(b"x")
     with RunFolder(resumed(toy_config(tmp_path)), "toy"):
         assert sorted(played.iterdir()) == sorted(kept)
-        assert not left[0].exists()
+        assert not any(file.exists() for file in left)
 
 
 OPEN = """

@@ -256,6 +256,12 @@ def test_a_round_that_was_cut_off_plays_what_is_missing_alone(tmp_path: Path):
     others = next(
         path for path in (tmp_path / "cut/rollouts").glob("step_*/*-01.npz") if path.name[:11] == file.name[:11]
     )
+    own = others.read_bytes()
+    others.write_bytes(own[:900])
+    with pytest.raises(
+        DataError, match=rf"{others.name}: expected a whole .npz file, .*; delete the file, "
+    ):
+        rounds_of(tmp_path / "cut", settings, FakeCollector(by_place)).interact(state_of(settings), 2, lambda: False)
     others.write_bytes(file.read_bytes())
     with pytest.raises(DataError, match="delete the folder"):
         rounds_of(tmp_path / "cut", settings, FakeCollector(by_place)).interact(state_of(settings), 2, lambda: False)

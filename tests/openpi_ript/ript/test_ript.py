@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.envs.rollout import load, save
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import (
@@ -336,7 +337,20 @@ def test_rewind_gives_the_same_batches_and_names_what_is_missing(root: Path, tmp
     assert first["optimality"].tolist() == [Optimality.POSITIVE] * 4, "the dataset before the first round"
 
     victim = tmp_path / "rollouts" / position["rounds"][0]["folder"] / position["rounds"][0]["groups"][0][0]
-    victim.write_bytes(victim.read_bytes()[:700])
+    own = victim.read_bytes()
+    for wrong in (position["rounds"][0]["groups"][0][1], "weights"):
+        if wrong == "weights":
+            rollout = load(victim, by_frame=True)
+            save(victim, dataclasses.replace(rollout, weights="f" * len(rollout.weights)))
+        else:
+            victim.write_bytes((victim.parent / wrong).read_bytes())
+        with pytest.raises(
+            DataError, match=rf"{victim.name}: expected the rollout of the .*, found that of .*copy"
+        ):
+            make_ript(config, data, tmp_path, collector).rewind(position)
+        victim.write_bytes(own)
+    make_ript(config, data, tmp_path, collector).rewind(position)
+    victim.write_bytes(own[:700])
     for _ in ("damaged", "missing"):
         with pytest.raises(
             DataError, match=f"{victim.name}.* bring the file back from a copy .* or begin the run anew"
