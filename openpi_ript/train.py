@@ -56,12 +56,12 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         print(f"run folder {folder.path}", flush=True)
         if not folder.begun:  # of a new one, too, that is always told to go on, as a study's and a scheduler's are
             _require_effect(config)
-        processes.run_on_primary(lambda: _require_fit(config))
+        played = processes.broadcast_one_to_all(lambda: _require_fit(config))
         processes.run_on_primary(lambda: _record_if_missing(config, begun=folder.begun))
         data = processes.primary_then_all(
             lambda: open_data(config.data, check=folder.require_same_files, allow_code=True)
         )
-        for note in data.notes:
+        for note in (*data.notes, *_rate_notes(played, data.table.fps)):
             say(f"data: {note}")
         if not folder.begun:
             _require_taken(data)
@@ -85,9 +85,9 @@ def of_training(config: OpenpiRiptConfig) -> Verdict:
     try:
         _require_effect(config)
         _require_playable(config)
-        _require_fit(config)
+        played = _require_fit(config)
         data = open_data(config.data, allow_code=True)
-        notes += data.notes
+        notes += (*data.notes, *_rate_notes(played, data.table.fps))
         _require_taken(data)
         require_positive(config, data)
     except RunError as error:
@@ -184,12 +184,26 @@ def _require_image_of_each(config: OpenpiRiptConfig) -> None:
             )
 
 
-def _require_fit(config: OpenpiRiptConfig) -> None:
-    """Raises ConfigError for an environment that does not fit the policy; on a fleet it may be missing here."""
-    if config.env is not None and config.fleet.address is None:
-        from openpi_ript.envs.fit import require_fit  # as in `_make_task`
+def _require_fit(config: OpenpiRiptConfig) -> float | None:
+    """Raises ConfigError for an environment that does not fit the policy; returns its steps a second.
 
-        require_fit(config.env, config.data.robot, find_adapter(config.data.robot.adapter, allow_code=True))
+    On a fleet it may be missing here, and None is returned, as without an environment.
+    """
+    if config.env is None or config.fleet.address is not None:
+        return None
+    from openpi_ript.envs.fit import require_fit  # as in `_make_task`
+
+    return require_fit(config.env, config.data.robot, find_adapter(config.data.robot.adapter, allow_code=True))
+
+
+def _rate_notes(played: float | None, recorded: float) -> list[str]:
+    """Says where the environment's steps a second are not the dataset's, by more than the rounding of an fps."""
+    if played is None or abs(played - recorded) <= 0.01 * recorded:
+        return []
+    return [
+        f"{recorded:g} frames a second, where the environment makes {played:g} steps: a chunk is executed in "
+        f"{recorded / played:.2g} times the time in which it was demonstrated"
+    ]
 
 
 def _same_states(given: str, kept: Path) -> bytes:

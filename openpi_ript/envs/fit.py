@@ -14,7 +14,7 @@ MOST = 12
 minutes. Of more tasks the first stands for all; the others are compared when they are played."""
 
 
-def require_fit(config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> None:
+def require_fit(config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> float:
     """Makes the environment of each task, begins an episode, and compares it with the policy's robot. Of more than
     MOST tasks it is the first one's alone.
 
@@ -25,18 +25,23 @@ def require_fit(config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> None
       robot: Whose state and actions the policy has.
       adapter: The robot's.
 
+    Returns:
+      Steps a second of the first.
+
     Raises:
       ConfigError: The environment cannot be made, as its task or a camera is unknown, or its state or actions are of
         another width.
       DataError: The adapter takes no state of this width.
     """
-    names = names_of(config)
+    names, rates = names_of(config), []
     for name in names if len(names) <= MOST else names[:1]:
         world = make(config, name, allow_code=True)
         try:
             _compare(world, f"{config.suite} {name}".strip(), config, robot, adapter)
+            rates.append(float(world.fps))
         finally:
             world.close()
+    return rates[0]
 
 
 def _compare(world: Environment, where: str, config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> None:

@@ -258,9 +258,7 @@ def test_a_round_that_was_cut_off_plays_what_is_missing_alone(tmp_path: Path):
     )
     own = others.read_bytes()
     others.write_bytes(own[:900])
-    with pytest.raises(
-        DataError, match=rf"{others.name}: expected a whole .npz file, .*; delete the file, "
-    ):
+    with pytest.raises(DataError, match=rf"{others.name}: expected a whole .npz file, .*; delete the file, "):
         rounds_of(tmp_path / "cut", settings, FakeCollector(by_place)).interact(state_of(settings), 2, lambda: False)
     others.write_bytes(file.read_bytes())
     with pytest.raises(DataError, match="delete the folder"):

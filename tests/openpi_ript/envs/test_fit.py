@@ -15,7 +15,7 @@ from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.fit import require_fit
 from openpi_ript.envs.point import PointEnv
 from openpi_ript.robots.adapter import OWN, find_adapter
-from openpi_ript.train import main
+from openpi_ript.train import main, of_training
 from tests.openpi_ript.small_run import make_dataset, small_config, supervised
 from tests.openpi_ript.toy_rollouts import point
 
@@ -24,7 +24,22 @@ ROBOT = RobotConfig(state_dim=2, target_state_dim=2, action_dim=3)
 
 
 def test_the_points_own_robot_fits() -> None:
-    require_fit(point(), ROBOT, OWN)
+    assert require_fit(point(), ROBOT, OWN) == 10
+
+
+@pytest.mark.parametrize(("played", "said"), [(20, "0.5 times"), (10.05, ""), (9.99, ""), (4, "2.5 times"), (None, "")])
+def test_an_environment_of_another_rate_than_the_dataset_is_told(
+    played: float | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PointEnv, "fps", played or PointEnv.fps)
+    config = supervised(small_config(make_dataset(tmp_path / "data"), tmp_path / "run"))
+    if played is not None:
+        data = dataclasses.replace(config.data, cameras={})
+        config = dataclasses.replace(config, data=data, env=point(), eval=EvalConfig())
+    verdict = of_training(config)
+    assert verdict.refusal is None
+    told = [note for note in verdict.notes if "frames a second, where the environment makes" in note]
+    assert [said in note for note in told] == ([True] if said else [])
 
 
 @pytest.mark.parametrize(

@@ -344,9 +344,7 @@ def test_rewind_gives_the_same_batches_and_names_what_is_missing(root: Path, tmp
             save(victim, dataclasses.replace(rollout, weights="f" * len(rollout.weights)))
         else:
             victim.write_bytes((victim.parent / wrong).read_bytes())
-        with pytest.raises(
-            DataError, match=rf"{victim.name}: expected the rollout of the .*, found that of .*copy"
-        ):
+        with pytest.raises(DataError, match=rf"{victim.name}: expected the rollout of the .*, found that of .*copy"):
             make_ript(config, data, tmp_path, collector).rewind(position)
         victim.write_bytes(own)
     make_ript(config, data, tmp_path, collector).rewind(position)
