@@ -147,7 +147,8 @@ class Limits:
                 found = "none" if before is None else f"{len(before)}"
                 raise ConfigError(
                     f"Limits.speed: expected qpos (or state) of {len(action)} joints in the robot's observation, to "
-                    f"tell how far the first action is from it, found {found}"
+                    f"tell how far the first action is from it, found {found}; numbers of the action that move a "
+                    "mobile base are Control's base_action"
                 )
             if not np.isfinite(before).all():
                 raise NonFiniteError(f"Limits.speed: the robot's joints are {before}, from which no speed can be told")
@@ -246,6 +247,7 @@ class Control:
         first_s: float = 60.0,
         person: Person | None = None,
         joints: Joints | None = None,
+        base_action: int = 0,
         clock: Clock | None = None,
         beside: Callable[[Callable[[], Any]], concurrent.futures.Future[Any]] = in_a_thread,
     ) -> None:
@@ -264,6 +266,8 @@ class Control:
           person: Tells whether a person has taken over, and what they do.
           joints: Tells the measured joints of an observation, for `Limits.speed` and the recording; None: its qpos, or
             its state.
+          base_action: Last numbers of each action that are velocities of a mobile base, and no joints: of the first
+            action `Limits.speed` is measured from 0 for them, and the recording has them apart.
           clock: None: the machine's.
           beside: Computes beside the loop.
 
@@ -282,8 +286,11 @@ class Control:
                     f"--how realtime: the infer of a {type(policy).__name__} takes no `committed`; expected a policy "
                     "of this process. Choose open_loop, every or ensemble"
                 )
-        self._robot, self._policy, self._person, self._joints = robot, policy, person, joints
-        self._rate, self._period = rate_hz, 1 / rate_hz
+        if base_action < 0:
+            raise ConfigError(f"base_action is {base_action}; expected 0 or more of the action's numbers")
+        self._robot, self._policy, self._person = robot, policy, person
+        self._recording: dict[str, Any] = {"rate_hz": rate_hz, "joints": joints, "base_action": base_action}
+        self._period = 1 / rate_hz
         self._patience, self._first = patience_s, first_s
         self._clock, self._beside = clock or MonotonicClock(), beside
         self._plan = Plan(self._execution)
@@ -297,7 +304,7 @@ class Control:
         self._answer: concurrent.futures.Future[Any] | None = None
         self._unwanted = False
         self._asked = self._failed = 0
-        self.episode = RobotEpisode(rate_hz=rate_hz, joints=joints)
+        self.episode = RobotEpisode(**self._recording)
         """The last one; also where `run` raised."""
 
     def run(self, steps: int, *, done: Callable[[Observation], bool] = lambda observation: False) -> RobotEpisode:
@@ -321,7 +328,7 @@ class Control:
         if self._answer is None:  # two at a time on one connection, and each has the answer of the one before
             self._answer = _under_way.get(id(self._policy))
         self._unwanted, self._failed = self._answer is not None, 0
-        self.episode = episode = RobotEpisode(rate_hz=self._rate, joints=self._joints)
+        self.episode = episode = RobotEpisode(**self._recording)
         with _Signals() as signals:
             try:
                 try:

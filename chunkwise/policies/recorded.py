@@ -73,6 +73,8 @@ class RobotEpisode:
     prompt: str | None = None
     joints: Joints | None = None
     """Tells the measured joints of an observation, which are its qpos from then on; None: it has qpos or state."""
+    base_action: int = 0
+    """Last numbers of each action that are velocities of a mobile base, and no joints."""
     _others: dict[str, str] = dataclasses.field(default_factory=dict)
     """Entries that a file has no place for, in words, by their names."""
     _arrays: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
@@ -131,13 +133,14 @@ class RobotEpisode:
         self.ticks.append(tick)
 
     def measured(self, observation: Mapping[str, Any]) -> Float32[np.ndarray, " a"]:
-        """Returns the measured joints: what `joints` tells, else qpos, or state.
+        """Returns the measured joints: what `joints` tells, else qpos, or state; behind them a base that stands.
 
         Raises:
           DataError: No episode could be written of the observation: it has no joints, or see `add`.
         """
         arrays, _, _ = self._seen(observation)
-        return arrays.get("qpos", arrays[_state_of(arrays)])
+        joints = arrays.get("qpos", arrays[_state_of(arrays)])
+        return np.concatenate([joints, np.zeros(self.base_action, np.float32)])
 
     @property
     def left_out(self) -> list[str]:
@@ -146,19 +149,18 @@ class RobotEpisode:
         varying = [*_varying(self._arrays).items(), *_varying(self._images).items()]
         return [f"{name}: {why}" for name, why in (*sorted(varying), *sorted(self._others.items()))]
 
-    def save(self, path: str | Path, *, success: bool | None, base_action: int = 0, overwrite: bool = False) -> Path:
+    def save(self, path: str | Path, *, success: bool | None, overwrite: bool = False) -> Path:
         """Writes an HDF5 file in ALOHA's layout (docs/data_formats.md); it appears under its name when it is whole.
 
         A camera that gave no image at some step, or one of another size, is left out as a whole, since the layout has
         no missing frame, and so is an array; `left_out` and the file's attribute of that name say which. Arrays keep
-        their dtype, besides state, qpos and action, which are float32. Warns where a state is not finite, since
-        training refuses the episode.
+        their dtype, besides state, qpos and action, which are float32. The part of the actions that moves a mobile base
+        becomes /base_action, as recordings have it that a policy with data.base_action learnt from. Warns where a state
+        is not finite, since training refuses the episode.
 
         Args:
           path: The file; episodes of one dataset lie in one folder.
           success: The episode's label: training takes it for the reward of the last frame. None: there is none.
-          base_action: Last numbers of each action that move a mobile base: they become /base_action, as recordings have
-            them that a policy with data.base_action learnt from.
           overwrite: Replaces a file that is there.
 
         Raises:
@@ -174,10 +176,10 @@ class RobotEpisode:
         if not self.actions:
             raise DataError(f"{path}: the robot executed no action ({self.ended}: {self.reason}); there is no episode")
         actions = np.stack(self.actions)
-        if not 0 <= base_action < actions.shape[1]:
+        if not 0 <= self.base_action < actions.shape[1]:
             most = actions.shape[1] - 1
-            raise ConfigError(f"base_action is {base_action}; expected 0 to {most} of the action's numbers")
-        arms = actions.shape[1] - base_action
+            raise ConfigError(f"base_action is {self.base_action}; expected 0 to {most} of the action's numbers")
+        arms = actions.shape[1] - self.base_action
         kept = sorted(set(self._arrays[0]) - set(_varying(self._arrays)))
         arrays = {name: np.stack([step[name] for step in self._arrays]) for name in kept}
         alone = _state_of(arrays)
@@ -189,7 +191,7 @@ class RobotEpisode:
             for name in set(STATES) - set(arrays):
                 h5[f"/observations/{name}"] = h5[f"/observations/{alone}"]  # a hard link: no second copy
             write_array(h5, "/action", actions[:, :arms])
-            if base_action:
+            if self.base_action:
                 write_array(h5, "/base_action", actions[:, arms:])
             write_array(h5, "/intervention", np.array(self.interventions, bool))
             write_array(h5, "/step", np.array(self.ticks, np.int64))

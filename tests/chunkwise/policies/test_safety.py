@@ -3,12 +3,14 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
-from chunkwise.errors import NonFiniteError
+from chunkwise.errors import ConfigError, NonFiniteError
 from chunkwise.policies import control
 from chunkwise.policies.control import ENDING, Control, Limits, in_a_thread
 from chunkwise.policies.execution import Execution
@@ -162,3 +164,19 @@ def test_a_person_whose_action_is_not_finite_is_named(after: int) -> None:
     assert (episode.ended, len(episode), arm.stops) == ("watchdog", after, 1)
     assert episode.reason == "no action for 0.5 s; the person's is [1.0, nan], which no robot is told"
     assert len(policy.seen) == (after > 0)
+
+
+def test_a_base_begins_standing_and_its_part_of_the_actions_is_recorded_apart(tmp_path: Path) -> None:
+    """One joint, measured at 0.5, and a velocity; each changes by at most 1/8 a step."""
+    loop, arm, policy, _ = made(limits=Limits(speed=np.ones(2)), base_action=1)
+    arm.qpos = np.full(1, 0.5, np.float32)
+    policy.chunk = lambda number: np.ones((6, 2), np.float32)
+    seen = arm.observe
+    arm.observe = lambda: {"state": seen()["state"][:1]}
+    episode = loop.run(3)
+    assert arm.actions == [[0.625, 0.125], [0.75, 0.25], [0.875, 0.375]]
+    with h5py.File(episode.save(tmp_path / "e.hdf5", success=True)) as h5:
+        np.testing.assert_array_equal(h5["action"], [[0.625], [0.75], [0.875]])  # pyright: ignore[reportArgumentType]
+        np.testing.assert_array_equal(h5["base_action"], [[0.125], [0.25], [0.375]])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="base_action is -1; expected 0 or more"):
+        made(base_action=-1)

@@ -490,9 +490,11 @@ def test_a_mobile_base_s_part_of_the_action_is_written_as_recordings_have_it(tmp
     recorded, _ = episode()
     width = recorded.actions[0].shape[0]
     for wrong in (-1, width):
+        recorded.base_action = wrong
         with pytest.raises(ConfigError, match=rf"base_action is {wrong}; expected 0 to {width - 1} of the action's"):
-            recorded.save(tmp_path / "data" / "episode.hdf5", success=True, base_action=wrong)
-    path = recorded.save(tmp_path / "data" / "episode.hdf5", success=True, base_action=2)
+            recorded.save(tmp_path / "data" / "episode.hdf5", success=True)
+    recorded.base_action = 2
+    path = recorded.save(tmp_path / "data" / "episode.hdf5", success=True)
     with h5py.File(path) as h5:
         assert (h5["/action"].shape, h5["/base_action"].shape) == ((T, width - 2), (T, 2))  # pyright: ignore[reportAttributeAccessIssue]
     source = open_dataset(recordings.config(path.parent, base_action=True, holdout=0.0)).source
