@@ -34,7 +34,14 @@ from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.trust import require_own_files
 from chunkwise.printable import say
 from openpi_ript.config.experiment import OpenpiRiptConfig
-from openpi_ript.data.lerobot_writer import Recorded, features_of, outcome_columns, write_episode, write_meta
+from openpi_ript.data.lerobot_writer import (
+    Recorded,
+    features_of,
+    outcome_columns,
+    require_one_rate,
+    write_episode,
+    write_meta,
+)
 from openpi_ript.envs.layer_4 import IMAGES, policy_state
 from openpi_ript.envs.make import ALLOWED, code_of, make, names_of, require_own_code
 from openpi_ript.policies.saved import read_config
@@ -148,9 +155,14 @@ def convert(
         if cut := labels.count(None):
             say(f"{cut} of {len(names)} rollouts are of groups that are not there whole: no advantage, and no layer 4")
     if fps is None:
-        world = make(dataclasses.replace(config.env, initial_states=""), allow_code=allow_env == code_of(config.env))
-        fps = world.fps
-        world.close()
+        rates = {}
+        for name in names_of(config.env):
+            plain = dataclasses.replace(config.env, initial_states="")
+            world = make(plain, name, allow_code=allow_env == code_of(config.env))
+            rates[name] = world.fps
+            world.close()
+        require_one_rate(rates)
+        fps = float(next(iter(rates.values())))
     tasks = ", ".join(names_of(config.env))
     made = {"made_by": "openpi_ript.convert: rollouts of a policy", "env": config.env.suite, "task": tasks}
     build(

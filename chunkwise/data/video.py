@@ -34,7 +34,7 @@ def write_mp4(path: str | Path, frames: Iterable[UInt8[np.ndarray, "h w c=3"]], 
     faststart = {"movflags": "faststart"}
     with scratch_file(path) as part, av.open(str(part), "w", format="mp4", options=faststart) as container:
         stream = container.add_stream(
-            "libx264", rate=Fraction(fps).limit_denominator(1001), options={"crf": "20", "preset": "veryfast"}
+            "libx264", rate=Fraction(float(fps)).limit_denominator(1001), options={"crf": "20", "preset": "veryfast"}
         )
         stream.pix_fmt = "yuv420p"
         for frame in frames:

@@ -1,13 +1,13 @@
 """What is said of an environment that fails: its name, the step, and the lines of whoever wrote it."""
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chunkwise.errors import RunError, one_line
+from chunkwise.errors import DataError, RunError, one_line
 from chunkwise.printable import say
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -45,18 +45,41 @@ class Shapes:
     def __init__(self) -> None:
         """Has seen nothing yet."""
         self._first: dict[str, tuple[int, ...]] = {}
+        self._images: dict[str, tuple[int, ...]] = {}
 
     def require(self, what: str, observation: Mapping[str, Any]) -> None:
         """Raises RunError, which begins with `what`, if an observation lacks a name or changes a shape of before."""
-        found = {name: np.shape(value) for name, value in observation.items()}
-        if found == self._first:
-            return
-        if missing := [name for name in self._first if name not in found]:
-            raise RunError(f"{what} observed {sorted(found)}; expected {', '.join(missing)} too, as before")
-        for name, shape in found.items():
-            expected = self._first.setdefault(name, shape)
-            if shape != expected:
-                raise RunError(f"{what} observed {name!r} with shape {shape}; expected {expected}, as before")
+        _compare(what, self._first, observation)
+
+    def require_images(self, what: str, images: Mapping[str, Any]) -> None:
+        """Raises RunError, which begins with `what`, if a camera is missing, has another size than before, or gives no
+        uint8."""
+        for name, value in images.items():
+            image = np.asarray(value)
+            if image.dtype.kind not in "bfiu" or (image.shape[2:] == (3,) and image.dtype != np.uint8):
+                hint = "; multiply floats in 0..1 by 255 and cast" if image.dtype.kind == "f" else ""
+                raise RunError(f"{what} gave {name!r} as {image.dtype}; expected uint8 [h, w, 3] in 0..255{hint}")
+        _compare(what, self._images, images)
+
+
+def require_cameras(what: str, images: Mapping[str, Any], cameras: Collection[str]) -> None:
+    """Raises DataError, which begins with `what`, if an environment does not show a camera that it was asked for."""
+    if missing := sorted({name for name in cameras if name not in images}):
+        found = ", ".join(sorted(images)) or "none"
+        raise DataError(f"{what}: images() gave {found}; expected {', '.join(missing)} too, which cameras name")
+
+
+def _compare(what: str, first: dict[str, tuple[int, ...]], observation: Mapping[str, Any]) -> None:
+    """Raises RunError where names are missing or shapes are others than the first ones, which it notes."""
+    found = {name: np.shape(value) for name, value in observation.items()}
+    if found == first:
+        return
+    if missing := [name for name in first if name not in found]:
+        raise RunError(f"{what} observed {sorted(found)}; expected {', '.join(missing)} too, as before")
+    for name, shape in found.items():
+        expected = first.setdefault(name, shape)
+        if shape != expected:
+            raise RunError(f"{what} observed {name!r} with shape {shape}; expected {expected}, as before")
 
 
 def require_finite(what: str, observation: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from chunkwise.cli import command
 from chunkwise.envs import environment
 from chunkwise.envs.environment import Environment, EnvSpec, Observation, copies, executed, prompt_of
-from chunkwise.envs.failures import require_finite
+from chunkwise.envs.failures import Shapes, require_cameras, require_finite
 from chunkwise.envs.names import FORMS, spec_named
 from chunkwise.envs.workers import require_step, told
 from chunkwise.errors import ConfigError, DataError, RunError
@@ -77,8 +77,11 @@ def played(name: str, env: Environment, seed: int, steps: int) -> Iterator[tuple
     left, episode = steps, 0
     while left:
         moment, observed = f"reset with seed {seed + episode}", env.reset(seed + episode)
-        seen = observed | env.images()
+        shown = Shapes()
         with _as_data():
+            images = env.images()
+            shown.require_images(f"{name}, {moment}: images()", images)
+            seen = observed | images
             require_finite(f"{name}, {moment}", seen)
         state = {"state()": np.array(env.state())}
         yield moment, copies(seen), state
@@ -90,6 +93,7 @@ def played(name: str, env: Environment, seed: int, steps: int) -> Iterator[tuple
             with _as_data():
                 require_step(f"{name}, step {steps - left}", step)
                 images = env.images()
+                shown.require_images(f"{name}, step {steps - left}: images()", images)
                 require_finite(f"{name}, step {steps - left}", images)
             over = step.success or step.terminated or step.truncated
             outcome = {"reward": step.reward, "success": step.success, "end": over, "state()": np.array(env.state())}
@@ -128,13 +132,14 @@ def inspect(name: str, spec: EnvSpec, *, seed: int, steps: int) -> tuple[Report,
 
     Raises:
       ConfigError: It cannot be made.
-      DataError: As `played`.
+      DataError: As `played`, or a camera that was asked for is not shown.
     """
     env = environment.make(spec)
     began = time.perf_counter()
     first = list(played(name, env, seed, steps))
     seconds = time.perf_counter() - began
     images = env.images()
+    require_cameras(name, images, spec.cameras)
     began = time.perf_counter()
     for one in range(5):
         env.reset(seed + 1000 + one)

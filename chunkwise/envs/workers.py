@@ -445,7 +445,7 @@ def answer(
         observation = env.reset(request.seed)
         require_finite("reset()", observation)
         shown.require("reset()", observation)
-        return Start(copies(observation | env.images() if images else observation), state_hash(env.state()))
+        return Start(copies(observation | looked(env, shown) if images else observation), state_hash(env.state()))
     actions = [executed(env, action) for action in request.actions]
     steps, observations, over = [], [], False
     for action in actions:
@@ -457,7 +457,7 @@ def answer(
         last = over or len(steps) == len(actions)
         if every_frame or last:
             looks = images and (every_frame or not over)
-            observations.append(copies(step.observation | env.images() if looks else step.observation))
+            observations.append(copies(step.observation | looked(env, shown) if looks else step.observation))
         if over:
             break
     return Stretch(
@@ -467,3 +467,10 @@ def answer(
         success=np.array([step.success for step in steps], bool),
         over=over,
     )
+
+
+def looked(env: Environment, shown: Shapes) -> Observation:
+    """Renders the cameras. Raises RunError as `Shapes.require_images`."""
+    images = env.images()
+    shown.require_images("images()", images)
+    return images

@@ -147,8 +147,8 @@ class Limits:
                 found = "none" if before is None else f"{len(before)}"
                 raise ConfigError(
                     f"Limits.speed: expected qpos (or state) of {len(action)} joints in the robot's observation, to "
-                    f"tell how far the first action is from it, found {found}; numbers of the action that move a "
-                    "mobile base are Control's base_action"
+                    f"tell how far the first action is from it, found {found}, those of a mobile base (base_action) "
+                    "among them"
                 )
             if not np.isfinite(before).all():
                 raise NonFiniteError(f"Limits.speed: the robot's joints are {before}, from which no speed can be told")
@@ -187,12 +187,20 @@ def in_a_thread(call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
 
 _under_way: dict[int, concurrent.futures.Future[Any]] = {}
 """Inferences of all loops, by the id of the policy, which each of them keeps alive."""
+_noting = threading.Lock()
 
 
 def _note(policy: Infers, answer: concurrent.futures.Future[Any]) -> None:
     """Keeps an inference in mind until it has ended."""
-    _under_way[id(policy)] = answer
-    answer.add_done_callback(lambda ended: _under_way.pop(id(policy)) if _under_way.get(id(policy)) is ended else None)
+
+    def forget(ended: concurrent.futures.Future[Any]) -> None:
+        with _noting:
+            if _under_way.get(id(policy)) is ended:
+                del _under_way[id(policy)]
+
+    with _noting:
+        _under_way[id(policy)] = answer
+    answer.add_done_callback(forget)
 
 
 class _Signalled(SystemExit):
@@ -325,8 +333,8 @@ class Control:
           Exception: What the robot or the person's device raised, when the robot has been stopped.
         """
         self._plan = Plan(self._execution)
-        if self._answer is None:  # two at a time on one connection, and each has the answer of the one before
-            self._answer = _under_way.get(id(self._policy))
+        # Of any loop: of two at a time on one connection each has the answer of the one before.
+        self._answer = _under_way.get(id(self._policy))
         self._unwanted, self._failed = self._answer is not None, 0
         self.episode = episode = RobotEpisode(**self._recording)
         with _Signals() as signals:
@@ -375,6 +383,8 @@ class Control:
                     self._unwanted = self._answer is not None
             patience = self._patience if len(episode) else self._first
             if action is not None and np.isfinite(action).all():
+                if (base := self._recording["base_action"]) >= len(action):
+                    raise ConfigError(f"base_action is {base}; expected fewer than the {len(action)} of an action")
                 known = episode.measured(observation) if before is None else before
                 action, limited = self._limits.apply(action, known, self._period)
                 self._robot.act(action.copy())
@@ -451,6 +461,11 @@ class Control:
             return why + f"the person's is {wrong.tolist()}, which no robot is told"
         if self._failed:
             return why + f"the last {self._failed} inferences failed: {self.episode.failures[-1]}"
+        if self._unwanted:
+            return why + (
+                "the policy has not answered what it was asked before, by an earlier episode or before a person took "
+                "over; if it never does, connect anew"
+            )
         return why + f"the policy has not answered what it was asked at step {self._asked}"
 
 

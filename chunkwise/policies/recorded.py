@@ -61,7 +61,9 @@ class RobotEpisode:
     limited: int = 0
     """Steps whose action was beyond a limit, and was executed within it."""
     failures: list[str] = dataclasses.field(default_factory=list)
-    """Of inferences, in words: errors, NaN; and steps whose state or qpos was not finite."""
+    """Of inferences, in words: errors, NaN."""
+    not_finite: list[str] = dataclasses.field(default_factory=list)
+    """Steps whose state or qpos was not, in words."""
     delays: list[int] = dataclasses.field(default_factory=list)
     """Steps that were executed while each chunk was computed."""
     actions: list[Float32[np.ndarray, " a"]] = dataclasses.field(default_factory=list)
@@ -116,7 +118,9 @@ class RobotEpisode:
                         f"{_of_shape(found)} at step {len(self)}"
                     )
         for name in _not_finite(arrays):
-            self.failures.append(f"{name} at step {len(self)}: expected finite numbers, found {arrays[name].tolist()}")
+            self.not_finite.append(
+                f"{name} at step {len(self)}: expected finite numbers, found {arrays[name].tolist()}"
+            )
         self._others.update(others)
         self._arrays.append(arrays)
         self._images.append(
@@ -205,7 +209,8 @@ class RobotEpisode:
                 h5.attrs["success"] = success
             if self.left_out:
                 h5.attrs["left_out"] = printable("; ".join(self.left_out))
-        steps = {name: [t for t, seen in enumerate(self._arrays) if name in _not_finite(seen)] for name in STATES}
+        kept = {name: name if name in arrays else alone for name in STATES}
+        steps = {name: [t for t, x in enumerate(arrays[of]) if not np.isfinite(x).all()] for name, of in kept.items()}
         for name, rows in steps.items():
             if rows:
                 warnings.warn(

@@ -437,7 +437,12 @@ class OpenpiRiptConfig(ExperimentConfig):
         if self.data.robot.adapter == "libero":
             self._require_equal("env.state", env.state, "what data.robot.adapter libero reads", hand)
             self._require_equal("env.state_function", env.state_function, "what it reads", "concatenate")
-        self._require_equal("env.cameras, its names,", set(env.cameras), "data.cameras has", set(self.data.cameras))
+        shown, wanted = sorted(env.cameras), sorted(self.data.cameras)
+        if shown != wanted:
+            raise ValueError(
+                f"env.cameras shows {', '.join(shown) or 'none'}, data.cameras {', '.join(wanted) or 'none'}; expected "
+                "the same names in both: leave out the others, or say where they come from"
+            )
         if env.execute > self.model.action_horizon:
             raise ValueError(
                 f"env.execute is {env.execute} and model.action_horizon {self.model.action_horizon}; no more actions "

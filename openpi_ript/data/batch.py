@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, UInt8
+from jaxtyping import Bool, Float32, Int32, Shaped, UInt8
 
 from chunkwise.data.images import require_uint8
-from chunkwise.errors import DataError
+from chunkwise.errors import DataError, one_line
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.data.returns import ReturnBatch, to_return_batch
 from openpi_ript.data.transforms import OpenPiSample, RiptSample
@@ -89,11 +89,10 @@ def from_document_sample(document: Mapping[str, Any], *, optimality: int) -> Rip
       DataError: If an entry is missing, or of another type or shape than the specification's.
     """
     _require_keys(document, DOCUMENT_KEYS, "document")
-    if not isinstance(document["image"], Mapping) or not document["image"]:
-        raise DataError(f"document, image: expected images by name, found {type(document['image']).__name__}")
+    _require_images(document)
     images = {name: _channels_last(image, name) for name, image in document["image"].items()}
     sample: Any = {key: value for key, value in document.items() if key != "image"}
-    sample |= {key: np.asarray(document[key]) for key in ("state", "action", "action_is_pad", "advantages")}
+    sample |= {key: _array(document, key) for key in ("state", "action", "action_is_pad", "advantages")}
     sample |= {"image": images, "optimality": optimality}
     _check_sample(sample, sample, 0)
     return sample
@@ -107,10 +106,15 @@ def from_document_batch(document: Mapping[str, Any], *, optimality: Int32[np.nda
         specification says.
     """
     _require_keys(document, DOCUMENT_KEYS, "document")
-    if np.ndim(document["advantages"]) != 1:
-        raise DataError(f"document, advantages: expected [b], found shape {np.shape(document['advantages'])}")
-    entries = {**{key: document[key] for key in DOCUMENT_KEYS[1:]}, **document["image"]}
-    rows = {key: len(value) if hasattr(value, "__len__") else None for key, value in entries.items()}
+    _require_images(document)
+    arrays = {key: _array(document, key) for key in ("state", "action", "action_is_pad", "advantages")}
+    if arrays["advantages"].ndim != 1:
+        raise DataError(f"document, advantages: expected [b], found shape {arrays['advantages'].shape}")
+    if isinstance(document["prompt"], str | bytes) or not isinstance(document["prompt"], Sequence):
+        raise DataError(f"document, prompt: expected a list of texts, found {type(document['prompt']).__name__}")
+    entries = {**arrays, **{name: np.asarray(image) for name, image in document["image"].items()}}
+    rows = {key: None if entry.ndim == 0 else len(entry) for key, entry in entries.items()}
+    rows["prompt"] = len(document["prompt"])
     if not len(optimality) or set(rows.values()) != {len(optimality)}:
         raise DataError(f"document: expected {len(optimality)} rows as there are labels, at least 1, found {rows}")
     samples = []
@@ -270,6 +274,19 @@ def _state(
     return state
 
 
+def _require_images(document: Mapping[str, Any]) -> None:
+    if not isinstance(document["image"], Mapping) or not document["image"]:
+        raise DataError(f"document, image: expected at least one image by its name, found {document['image']!r:.60}")
+
+
+def _array(document: Mapping[str, Any], key: str) -> Shaped[np.ndarray, "..."]:
+    """An entry as an array. Raises DataError for rows of different lengths."""
+    try:
+        return np.asarray(document[key])
+    except ValueError as error:
+        raise DataError(f"document, {key}: expected an array, found {one_line(error)}") from error
+
+
 def _require_keys(mapping: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
     missing = [key for key in keys if key not in mapping]
     if missing:
@@ -304,12 +321,12 @@ def _check_sample(sample: RiptSample, first: RiptSample, row: int) -> None:
         )
     if not isinstance(sample["prompt"], str):
         raise DataError(f"sample {row}, prompt: expected text, found {type(sample['prompt']).__name__}")
-    if sample["optimality"] not in list(Optimality):
+    if np.ndim(sample["optimality"]) or sample["optimality"] not in list(Optimality):
         raise DataError(f"sample {row}, optimality: expected {_LABELS}, found {sample['optimality']}")
     for name, image in sample["image"].items():
         require_uint8(image, name)
     state, action = np.shape(sample["state"]), np.shape(sample["action"])
-    if len(state) != 1 or len(action) != 2:
+    if len(state) != 1 or len(action) != 2 or not action[0]:
         raise DataError(
             f"sample {row}: expected a state [s] and a chunk of actions [t, a], found shapes {state} and {action}"
         )

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from jaxtyping import UInt8
 from PIL import Image
 
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.strict_json import read_json
 from openpi_ript.config.data import DataConfig
 
@@ -145,7 +146,7 @@ def write_meta(
         "total_videos": 0,
         "total_chunks": -(-len(rows) // EPISODES_A_CHUNK),
         "chunks_size": EPISODES_A_CHUNK,
-        "fps": int(fps) if float(fps).is_integer() else fps,  # whole wherever it can be, as LeRobot declares it
+        "fps": int(fps) if float(fps).is_integer() else float(fps),  # whole wherever it can be, as LeRobot declares it
         "splits": {"train": f"0:{len(rows)}"},
         "data_path": DATA_PATH,
         "video_path": None,
@@ -157,6 +158,13 @@ def write_meta(
     _write_lines(meta / "tasks.jsonl", [{"task_index": i, "task": task} for i, task in enumerate(tasks)])
     _write_lines(meta / "episodes.jsonl", rows)
     _write_lines(meta / "episodes_stats.jsonl", stats)
+
+
+def require_one_rate(rates: Mapping[str, float]) -> None:
+    """Raises ConfigError unless all tasks, by name, make equally many steps a second: a dataset has one rate."""
+    if len(set(rates.values())) > 1:
+        told = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
+        raise ConfigError(f"the tasks make {told} steps a second; expected one rate, which a dataset has: choose tasks")
 
 
 def train_tokenizer(sentences: Sequence[str]) -> bytes:
@@ -222,6 +230,13 @@ def _table(
     """One episode as LeRobot writes it, with the metadata from which Hugging Face datasets knows the images."""
     arrays: dict[str, Any] = {}
     for camera, frames in images.items():
+        expected = tuple(features[camera]["shape"])
+        for frame, one in enumerate(frames):
+            if one.shape != expected:
+                found = list(one.shape)
+                raise DataError(
+                    f"{camera}, frame {frame}: expected {list(expected)}, as the first image, found {found}"
+                )
         cells = [{"bytes": _png(one), "path": f"frame_{frame:06d}.png"} for frame, one in enumerate(frames)]
         arrays[camera] = pa.array(cells, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
     for key, values in numbers.items():

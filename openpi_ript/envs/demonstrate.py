@@ -21,14 +21,16 @@ from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Environment, Observation, copies
+from chunkwise.envs.failures import Shapes, require_cameras
 from chunkwise.envs.recorder import record_whole
-from chunkwise.envs.workers import Reset, Run, Start, Stretch, answer
+from chunkwise.envs.workers import Reset, Run, Start, Stretch, answer, looked
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import DemonstrateConfig, OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import (
     OWN_DATA,
     Recorded,
     outcome_columns,
+    require_one_rate,
     settings_of,
     train_tokenizer,
     write_lerobot,
@@ -116,6 +118,7 @@ def demonstrate(config: OpenpiRiptConfig, *, begun: bool = False) -> None:
 
         for world, task in zip(worlds, tasks, strict=True):
             require_script(world, env.suite, task)
+        require_one_rate({task.name: world.fps for world, task in zip(worlds, tasks, strict=True)})
         parts = {"action": ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]} if panda else {}
         robot = "panda" if panda else env.suite
         write_lerobot(root, episodes(), fps=worlds[0].fps, robot=robot, provenance=provenance, names=parts)
@@ -189,7 +192,7 @@ def play(
     start = answer(world, Reset(int(rng.integers(1 << 32))), every_frame=False, images=False)
     assert isinstance(start, Start)
     observed, over = start.observation, False
-    script = require_script(world, suite, task)()
+    script, shown = require_script(world, suite, task)(), Shapes()
     frames: list[Observation] = []
     actions: list[np.ndarray] = []
     success = False
@@ -198,7 +201,7 @@ def play(
         action = asked.astype(np.result_type(asked, np.float32))  # a copy: a script may give the same array again
         moved = max(1, len(action) - 1)
         action[:moved] += rng.normal(0, noise, moved)
-        frames.append(observed | copies(world.images()))
+        frames.append(observed | copies(looked(world, shown)))
         came = answer(world, Run(action.astype(np.float32)[None]), every_frame=False, images=False)
         assert isinstance(came, Stretch)
         actions.append(came.actions[0])
@@ -218,6 +221,7 @@ def _recorded(
 ) -> Recorded:
     env = config.env
     assert env is not None
+    require_cameras(f"{env.suite} {task.name}", frames[0], shown.values())
     state = np.stack([policy_state(frame, env.state, env.state_function) for frame in frames])
     columns = {
         config.data.state_key: adapter.simulated_state(state).astype(np.float32),

@@ -36,6 +36,9 @@ from qchunk.data.holdout import held_out
 from qchunk.data.image_store import open_store
 from qchunk.data.pool import Pool, first_row
 
+ORDERS = 4
+"""Passes whose order is kept: a loader with workers begins the next one before all have ended the last."""
+
 
 class QCSimpleDatasetV3:
     """A pool of whole episodes, any frame of which can start a chunk."""
@@ -133,7 +136,7 @@ class QCSimpleDatasetV3:
 
     def __reduce__(self) -> Any:
         """Gives another process the arguments and the epoch, of which it loads the pool itself."""
-        return functools.partial(QCSimpleDatasetV3, **self._arguments | {"epoch_seed": self.epoch}), ()
+        return functools.partial(type(self), **self._arguments | {"epoch_seed": self.epoch}), ()
 
     def refresh_epoch(self, new_epoch_seed: int) -> None:
         """Takes the episodes of another epoch; those that both have are not read again.
@@ -147,7 +150,7 @@ class QCSimpleDatasetV3:
         self.epoch, self.step = new_epoch_seed, 0
         self._asked = collections.Counter[int]()
         """How often each index has been asked for in this epoch."""
-        self._order = functools.lru_cache(4)(self._drawn_order)
+        self._orders: dict[int, Int64[np.ndarray, " starts"]] = {}
         self.pool = Pool(
             self._config,
             new_epoch_seed,
@@ -189,7 +192,8 @@ class QCSimpleDatasetV3:
         """Returns a transition from a start that is uniform over all, whatever `idx` is, without a batch axis.
 
         All indices once give every start once, in an order that the epoch, the rank and the pass draw; the n-th time
-        that an index is asked for is of the n-th pass. So a shuffled loader leaves no frame out.
+        that an index is asked for is of the n-th pass. So a shuffled loader leaves no frame out. Workers that live on
+        from pass to pass count for themselves: each start is then as likely, and may come twice in a pass or not.
 
         Args:
           idx: 0 to len(self) - 1.
@@ -202,10 +206,14 @@ class QCSimpleDatasetV3:
         plain = {"is_positive": bool(one["is_positive"][0]), "final_reward": float(one["final_reward"][0])}
         return first_row(one) | plain
 
-    def _drawn_order(self, past: int) -> Int64[np.ndarray, " starts"]:
+    def _order(self, past: int) -> Int64[np.ndarray, " starts"]:
         """Draws the order of all starts in the pass after `past` others."""
-        rng = philox(Purpose.POOL_ITEM, self._config.run.seed, self.epoch, shard=self._rank, step=past)
-        return rng.permutation(len(self))
+        if past not in self._orders:
+            rng = philox(Purpose.POOL_ITEM, self._config.run.seed, self.epoch, shard=self._rank, step=past)
+            if len(self._orders) == ORDERS:
+                del self._orders[min(self._orders)]
+            self._orders[past] = rng.permutation(len(self))
+        return self._orders[past]
 
     def next_batch(self) -> dict[str, Any]:
         """Returns the next batch of this epoch."""

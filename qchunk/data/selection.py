@@ -129,8 +129,8 @@ def _unread(reports: Sequence[EpisodeReport], data: DataConfig) -> list[str]:
 
 def _rates(reports: Sequence[EpisodeReport]) -> list[str]:
     """What the files say about their frames a second, where that is not one number."""
-    rates = collections.Counter(report.fps for report in reports if report.fps is not None)
-    if len(rates) < 2:
+    rates = collections.Counter(float(f"{report.fps:.4g}") for report in reports if report.fps is not None)
+    if not rates or max(rates) - min(rates) <= 0.01 * max(rates):  # 29.97 and 30
         return []
     each = ", ".join(f"{rate:g} in {count}" for rate, count in sorted(rates.items()))
     return [f"attribute fps: {each} episodes; a chunk of these lasts another time, and a policy learns all as one rate"]

@@ -88,7 +88,8 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
         with open_h5(path) as h5:
             require_affordable(h5, DATASETS.values())
             arrays, problems = read_arrays(h5, name)
-            env, success, fps = (read_attribute(h5, name) for name in ("env", "success", "fps"))
+            env, success = read_attribute(h5, "env"), read_attribute(h5, "success")
+            fps = _rate(h5)
             length = len(arrays["qpos"]) if "qpos" in arrays else 0
             images = None if workers is None else examine_images(h5, name, length, workers)
     except (*UNREADABLE, Refused, DataError) as error:
@@ -110,7 +111,7 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
         content_hash=digest,
         length=length,
         dims={key: x.shape[1] for key, x in arrays.items() if x.ndim == 2},
-        fps=float(fps) if isinstance(fps, int | float | np.number) and np.isfinite(fps) else None,
+        fps=fps,
         env=env if isinstance(env, str) else None,
         score=_score(path.relative_to(root)),
         success=None if success is None else bool(success),
@@ -124,6 +125,15 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
         images=None if images is None else images[0],
         image_problems=() if images is None else tuple(images[1]),
     )
+
+
+def _rate(h5: h5py.File) -> float | None:
+    """Frames a second; None where the file does not say them in one number. Nothing is read by them."""
+    try:
+        found = read_attribute(h5, "fps")
+    except Refused:
+        return None
+    return float(found) if isinstance(found, int | float | np.integer | np.floating) and np.isfinite(found) else None
 
 
 def _score(path: Path) -> int | None:

@@ -126,7 +126,7 @@ def require_readable(dataset: h5py.Dataset, kinds: str = "fiub") -> None:
     """
     if dataset.external or dataset.is_virtual:
         raise Refused("data stored in this file", "external storage" if dataset.external else "a virtual dataset")
-    if h5py.check_vlen_dtype(dataset.dtype) is not None:
+    if h5py.check_vlen_dtype(dataset.dtype) is not None and h5py.check_string_dtype(dataset.dtype) is None:
         raise Refused(
             "rows of one length (images: each JPEG padded with zeros)", "rows of their own lengths (h5py.vlen_dtype)"
         )

@@ -133,27 +133,42 @@ def test_a_joint_beyond_the_range_is_led_back_at_the_allowed_speed() -> None:
 
 def test_another_loop_of_the_policy_waits_for_the_inference_that_the_last_one_left_under_way() -> None:
     """On one connection two requests at a time would give every later chunk the answer of the request before."""
-    first, arm, policy, clock = made(3 / RATE, execution=Execution(how="every", execute=2, delay=2))
-    most: list[int] = []
-    asked = policy.infer
+    execution = Execution(how="every", execute=2, delay=2)
+    first, arm, policy, clock = made(3 / RATE, execution=execution)
+    under_way: list[int] = []
 
-    def infer(observation: Any, *, committed: Any = None) -> Any:
-        most.append(len(control._under_way))
-        return asked(observation, committed=committed)
+    def beside(call: Any) -> Any:
+        under_way.append(len(clock._running))
+        return clock.beside(call)
 
-    policy.infer = infer
+    first._beside = beside
     assert first.run(6).ended == "steps"
     assert len(clock._running) == 1
-    second = Control(arm, policy, rate_hz=RATE, clock=clock, beside=clock.beside, first_s=9.0)
+    second = Control(arm, policy, rate_hz=RATE, clock=clock, beside=beside, execution=execution, first_s=9.0)
     before, arm.qpos = len(arm.commands), np.full(2, 50, np.float32)
-    episode = second.run(2)
-    assert (episode.failures, [len(clock._running)]) == ([], [0])
+    episode = second.run(3)
+    assert (episode.failures, len(clock._running)) == ([], 1)
     # Its chunk is of what its robot was seen at, and of no request that the first loop left behind.
-    assert policy.seen[-1] == [50, 50]
-    assert arm.actions[before:] == [[len(policy.seen) - 1, 0], [len(policy.seen) - 1, 1]]
+    assert [50, 50] in policy.seen
+    chunk = policy.seen.index([50, 50])
+    assert arm.actions[before:][:2] == [[chunk, 0], [chunk, 1]]
+    # Back to the first, which has an answer of its own of long ago, while one of the second is under way.
+    assert first.run(3).failures == []
+    assert second.run(3).failures == []
+    assert set(under_way) == {0}
     clock.wait(clock.now() + 9)
-    assert set(most) == {1}
     assert not control._under_way
+
+
+def test_an_inference_of_before_that_never_ends_is_named() -> None:
+    first, arm, policy, clock = made(None, first_s=0.5)
+    assert first.run(3).reason.endswith("the policy has not answered what it was asked at step 0")
+    second = Control(arm, policy, rate_hz=RATE, clock=clock, beside=clock.beside, first_s=0.5)
+    told = (
+        "what it was asked before, by an earlier episode or before a person took over; if it never does, connect anew"
+    )
+    assert second.run(3).reason == f"no action for 0.5 s; the policy has not answered {told}"
+    assert (len(policy.seen), arm.commands) == (0, [])
 
 
 @pytest.mark.parametrize("after", [0, 4])
@@ -180,3 +195,7 @@ def test_a_base_begins_standing_and_its_part_of_the_actions_is_recorded_apart(tm
         np.testing.assert_array_equal(h5["base_action"], [[0.125], [0.25], [0.375]])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="base_action is -1; expected 0 or more"):
         made(base_action=-1)
+    wide, arm, *_ = made(base_action=2)
+    with pytest.raises(ConfigError, match="base_action is 2; expected fewer than the 2 of an action"):
+        wide.run(3)
+    assert (arm.commands, arm.stops) == ([], 1)

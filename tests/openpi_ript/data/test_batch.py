@@ -123,6 +123,9 @@ def test_documents_come_back() -> None:
 BAD_DOCUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"action": np.zeros((3, HORIZON, 7))}, "sample 0, action: expected float32 of shape .* found float64"),
     ({"action": np.full((3, HORIZON, 7), np.nan, np.float32)}, "action: expected finite numbers, found NaN or Inf"),
+    ({"image": np.zeros((3, 3, 224, 224), np.uint8)}, "document, image: expected at least one image by its name"),
+    ({"state": np.array(1.0)}, "expected 3 rows as there are labels, .*'state': None"),
+    ({"prompt": "abc"}, "document, prompt: expected a list of texts, found str"),
     ({"advantages": 0.5}, r"document, advantages: expected \[b\], found shape \(\)"),
     ({"advantages": np.zeros((3, HORIZON))}, r"document, advantages: expected \[b\], found shape \(3, 50\)"),
     ({"state": np.zeros((2, 14), np.float32)}, "expected 3 rows as there are labels, .*'state': 2"),
@@ -151,8 +154,13 @@ def test_documents_that_are_none_are_refused(changes: dict[str, Any], words: str
         ({"action": np.zeros(7, np.float32)}, r"a chunk of actions \[t, a\], found shapes \(14,\) and \(7,\)"),
         ({"prompt": None}, "prompt: expected text, found NoneType"),
         ({"prompt": b"task"}, "prompt: expected text, found bytes"),
-        ({"image": np.zeros((3, 4, 4), np.uint8)}, "document, image: expected images by name, found ndarray"),
-        ({"image": {}}, "document, image: expected images by name"),
+        ({"image": np.zeros((3, 4, 4), np.uint8)}, "document, image: expected at least one image by its name"),
+        ({"image": {}}, "document, image: expected at least one image by its name, found {}"),
+        (
+            {"action": np.zeros((0, 7), np.float32), "action_is_pad": np.zeros(0, bool)},
+            r"found shapes \(14,\) and \(0, 7\)",
+        ),
+        ({"state": [[1.0], [1.0, 2.0]]}, "document, state: expected an array, found setting an array element"),
     ],
 )
 def test_a_sample_whose_entries_do_not_fit_one_another_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -163,6 +171,8 @@ def test_a_sample_whose_entries_do_not_fit_one_another_is_refused(changes: dict[
 def test_labels_that_do_not_exist_and_batches_of_nothing_are_refused() -> None:
     with pytest.raises(DataError, match=r"optimality: expected 0 \(negative\), 1 \(positive\), 2 \(none\), found 7"):
         from_document_sample(document_sample(sample()), optimality=7)
+    with pytest.raises(DataError, match=r"optimality: expected 0 .*, found \[0 1\]"):
+        from_document_sample(document_sample(sample()), optimality=np.array([0, 1]))  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="expected at least one sample, found none"):
         to_training_batch([])
 

@@ -221,9 +221,9 @@ def test_one_reward_in_two_widths_is_two_rewards(tmp_path: Path, value: float, m
 
 def test_recordings_of_several_rates_are_told(tmp_path: Path):
     """Which a file may say in any number; one that says nothing says nothing against the others."""
-    for number, fps in enumerate([12.5, 20, np.float32(20), None, np.nan, "20 Hz"]):
+    for number, fps in enumerate([12.5, 20, np.float32(20), None, np.nan, "20 Hz", [20, 20], np.complex64(3), 20.01]):
         write(tmp_path / f"{number}.hdf5", arrays(4, number), success=True, **({} if fps is None else {"fps": fps}))
-    told = "attribute fps: 12.5 in 1, 20 in 2 episodes; a chunk of these lasts another time, and a policy learns all as"
+    told = "attribute fps: 12.5 in 1, 20 in 2, 20.01 in 1 episodes; a chunk of these lasts another time, "
     assert [note for note in index.open_source(DataConfig(path=str(tmp_path)))[1] if note.startswith(told)]
     (tmp_path / "0.hdf5").unlink()
     assert not [note for note in index.open_source(DataConfig(path=str(tmp_path)))[1] if "fps" in note]

@@ -96,7 +96,7 @@ def test_a_state_that_is_not_finite_is_named_and_recorded(tmp_path: Path) -> Non
     for step in range(4):
         seen = {"state": np.array([step, np.nan if step in (1, 3) else 0.0]), "qpos": np.zeros(2)}
         recorded.add(step, seen, np.zeros(2, np.float32), person=False)
-    assert recorded.failures == [
+    assert recorded.not_finite == [
         "state at step 1: expected finite numbers, found [1.0, nan]",
         "state at step 3: expected finite numbers, found [3.0, nan]",
     ]
