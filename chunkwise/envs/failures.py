@@ -66,7 +66,7 @@ def require_cameras(what: str, images: Mapping[str, Any], cameras: Collection[st
     """Raises DataError, which begins with `what`, if an environment does not show a camera that it was asked for."""
     if missing := sorted({name for name in cameras if name not in images}):
         found = ", ".join(sorted(images)) or "none"
-        raise DataError(f"{what}: images() gave {found}; expected {', '.join(missing)} too, which cameras name")
+        raise DataError(f"{what} shows {found}; expected {', '.join(missing)} too, which cameras name")
 
 
 def _compare(what: str, first: dict[str, tuple[int, ...]], observation: Mapping[str, Any]) -> None:

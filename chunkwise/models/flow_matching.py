@@ -45,7 +45,7 @@ def euler(
     dt = 1.0 / steps
 
     def advance(i: Array, x: Array) -> Array:
-        return x + velocity(x, i.astype(x.dtype) * dt) * dt
+        return x + velocity(x, jnp.asarray(i, x.dtype) * dt) * dt  # an int without jit, as in debugging
 
     return jax.lax.fori_loop(0, steps, advance, x)
 

@@ -86,7 +86,7 @@ class QCSimpleDatasetV3:
           **data: Other fields of `DataConfig`: image_size, jpeg_channels, memory_gib, ...
 
         Raises:
-          ConfigError: An argument is out of range, "val" without `holdout`, or `norm_stats` with another `observation`.
+          ConfigError: An argument is out of range, "val" without `holdout`, or `observation` is not qpos.
           DataError: The dataset is bad, or norm_stats lack an entry or have another width.
         """
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "data")} | data
@@ -280,11 +280,11 @@ def create_qc_dataloader_v3(
 
 
 def _require_one_normalisation(norm_stats: Mapping[str, Any] | None, data: Mapping[str, Any]) -> None:
-    """Refuses fields of `DataConfig` that norm_stats, which are of qpos and /action, contradict."""
-    if norm_stats and data.get("observation", "qpos") != "qpos":
+    """Refuses another array than qpos, and fields of `DataConfig` that norm_stats, of qpos and /action, contradict."""
+    if data.get("observation", "qpos") != "qpos":
         raise ConfigError(
-            f"observation is {data['observation']!r}, and norm_stats are of qpos; expected observation 'qpos', or no "
-            "norm_stats and observation_norm and action_norm instead"
+            f"observation is {data['observation']!r}; expected 'qpos', which the specification's batches hold. "
+            "qchunk.data.make_batches gives those of another array"
         )
     others = [name for name in ("action_norm", "observation_norm") if data.get(name, "none") != "none"]
     if norm_stats and (others or data.get("action", "action") != "action"):

@@ -239,6 +239,35 @@ def test_what_is_observed_keeps_its_names_and_shapes(seed: int, said: str) -> No
         workers.receive([0])
 
 
+class Looks(Countdown):
+    """Its cameras fail from the second frame on; how, its seed says. No seed of these solves it in a step."""
+
+    def images(self) -> Any:
+        good = {name: np.zeros((2, 3, 3), np.uint8) for name in ("front", "wrist")}
+        wrong: list[Any] = [np.zeros((4, 3, 3), np.uint8), np.zeros((2, 3, 3), np.float32), None]
+        if not self.t:
+            return good
+        return {"front": good["front"]} if self.seed == 9 else good | {"wrist": wrong[self.seed - 1]}
+
+
+@pytest.mark.parametrize(
+    ("seed", "said"),
+    [
+        (9, r"images\(\) observed \['front'\]; expected wrist too, as before"),
+        (1, r"images\(\) observed 'wrist' with shape \(4, 3, 3\); expected \(2, 3, 3\), as before"),
+        (2, r"images\(\) gave 'wrist' as float32; expected uint8 \[h, w, 3\] in 0\.\.255; multiply floats .*"),
+        (3, r"images\(\) gave 'wrist' as object; expected uint8 \[h, w, 3\] in 0\.\.255"),
+    ],
+)
+def test_a_camera_that_fails_is_named(seed: int, said: str) -> None:
+    workers = ThreadWorkers(functools.partial(Looks, EnvSpec(suite="own")), 1, name="mine")
+    workers.submit(0, Reset(seed))
+    workers.receive([0])
+    workers.submit(0, Run(ACTIONS[:1]))
+    with pytest.raises(RunError, match=rf"^the environment mine \(reset with seed {seed}, step 1\): {said}$"):
+        workers.receive([0])
+
+
 def test_another_episode_may_show_another_goal_and_a_step_more_than_the_reset() -> None:
     workers = ThreadWorkers(functools.partial(Changes, EnvSpec(suite="own")), 1, name="mine")
     for seed in (3, 5):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from chunkwise.data.lerobot.meta import read_meta
+from chunkwise.errors import ConfigError, DataError
 from openpi_ript.data import lerobot_writer
-from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
+from openpi_ript.data.lerobot_writer import Recorded, require_one_rate, write_lerobot
 
 
 def test_more_episodes_than_a_chunk_holds_lie_where_a_reader_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -24,6 +25,22 @@ def test_more_episodes_than_a_chunk_holds_lie_where_a_reader_looks(tmp_path: Pat
     assert type(info["fps"]) is int, "as LeRobot declares it"
     read = read_meta(tmp_path)
     assert all((tmp_path / episode.file).exists() for episode in read.episodes)
+
+
+def test_an_image_of_another_size_than_the_first_is_refused(tmp_path: Path):
+    sizes = [(4, 4, 3), (4, 4, 3), (2, 4, 3)]
+    images = {"observation.images.base": [np.zeros(size, np.uint8) for size in sizes]}
+    episode = Recorded(columns={"action": np.zeros((3, 1), np.float32)}, images=images, task="push")
+    with pytest.raises(
+        DataError, match=r"observation.images.base, frame 2: expected \[4, 4, 3\], .* found \[2, 4, 3\]"
+    ):
+        write_lerobot(tmp_path, [episode], fps=10, robot="point", provenance={}, names={})
+
+
+def test_tasks_of_several_rates_do_not_become_one_dataset():
+    require_one_rate({"red": 12.5, "green": 12.5})
+    with pytest.raises(ConfigError, match=r"the tasks make red 12\.5, green 25 steps a second; expected one rate"):
+        require_one_rate({"red": 12.5, "green": 25})
 
 
 def test_each_episode_has_the_statistics_that_lerobot_opens_a_dataset_with(tmp_path: Path):

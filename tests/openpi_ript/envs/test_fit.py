@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chunkwise.envs.environment import EnvSpec, Observation
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.errors import ConfigError, DataError, RunError
 from openpi_ript.config.data import RobotConfig
 from openpi_ript.config.experiment import EvalConfig
 from openpi_ript.config.rollouts import EnvConfig
@@ -66,6 +66,29 @@ def test_an_environment_of_another_rate_than_the_dataset_is_told(
 def test_what_does_not_fit_is_named(env: EnvConfig, robot: RobotConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         require_fit(env, robot, OWN)
+
+
+class Blind(PointEnv):
+    """Its camera is not there, at the task blue; at red it gives floats."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        self._dark = spec.task == "blue"
+
+    def images(self) -> Observation:
+        return {} if self._dark else {"top": np.zeros((4, 4, 3), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "said"),
+    [
+        ("blue", DataError, r"env .*:Blind blue shows position, .*; expected top too, which cameras name"),
+        ("red", RunError, r"images\(\) gave 'top' as float32; expected uint8"),
+    ],
+)
+def test_a_camera_that_shows_nothing_is_named_before_training(task: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        require_fit(point(suite=f"{__name__}:Blind", task=task, cameras={"base_0_rgb": "top"}), ROBOT, OWN)
 
 
 class Uneven(PointEnv):

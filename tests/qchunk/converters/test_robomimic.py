@@ -230,6 +230,15 @@ def test_the_environment_shows_what_a_converted_file_holds():
     assert tuple(key.removesuffix("-state") for key in robomimic_env.KEYS) == DEFAULT_KEYS
 
 
+@pytest.mark.parametrize("kind", ["S", h5py.string_dtype()], ids=["fixed", "variable"])
+def test_masks_are_texts_of_either_kind(kind: Any, tmp_path: Path):
+    source = write_robomimic(tmp_path / "a.hdf5", {"demo_0": demo(5, 0), "demo_1": demo(4, 1)})
+    with h5py.File(source, "r+") as h5:
+        h5["mask/train"] = np.array(["demo_1"], dtype=kind)
+    convert(source, tmp_path / "out", settings=settings(filter_key="train"))
+    assert len(list((tmp_path / "out").rglob("*.hdf5"))) == 1
+
+
 def test_masks_that_name_no_episode(tmp_path: Path):
     source = write_robomimic(tmp_path / "a.hdf5", {"demo_0": demo(5, 0)}, train=["demo_0", "demo_9"])
     assert "mask/train: expected names of episodes under /data, found ['demo_9']" in refused(source, tmp_path / "o")

@@ -190,14 +190,14 @@ def test_statistics_of_qpos_are_not_put_onto_another_array(tmp_path: Path):
     root = dataset(tmp_path)
     stats = {"qpos_mean": np.zeros(QPOS), "qpos_std": np.ones(QPOS)}
     stats |= {"action_mean": np.zeros(ACTION), "action_std": np.ones(ACTION)}
-    with pytest.raises(ConfigError, match=r"observation is 'state', and norm_stats are of qpos; expected"):
-        create_qc_dataloader_v3(str(root), (), stats, CHUNK, 4, observation="state")
+    for given in (stats, None):
+        with pytest.raises(ConfigError, match=r"observation is 'state'; expected 'qpos', .*make_batches gives"):
+            create_qc_dataloader_v3(str(root), (), given, CHUNK, 4, observation="state")
     with pytest.raises(ConfigError, match=r"^action 'qpos' beside norm_stats, .* /action are normalised"):
         create_qc_dataloader_v3(str(root), (), stats, CHUNK, 4, action="qpos")
     with pytest.raises(ConfigError, match=r"^action_norm 'mean_std' beside norm_stats"):
         create_qc_dataloader_v3(str(root), (), stats, CHUNK, 4, action_norm="mean_std")
     assert len(create_qc_dataloader_v3(str(root), (), stats, CHUNK, 4, observation="qpos")[0])
-    assert len(create_qc_dataloader_v3(str(root), (), None, CHUNK, 4, observation="state")[0])
 
 
 def test_the_memory_of_validation_is_that_of_all_episodes_held_out(tmp_path: Path):
