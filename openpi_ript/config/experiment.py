@@ -437,12 +437,8 @@ class OpenpiRiptConfig(ExperimentConfig):
         if self.data.robot.adapter == "libero":
             self._require_equal("env.state", env.state, "what data.robot.adapter libero reads", hand)
             self._require_equal("env.state_function", env.state_function, "what it reads", "concatenate")
-        shown, wanted = sorted(env.cameras), sorted(self.data.cameras)
-        if shown != wanted:
-            raise ValueError(
-                f"env.cameras shows {', '.join(shown) or 'none'}, data.cameras {', '.join(wanted) or 'none'}; expected "
-                "the same names in both: leave out the others, or say where they come from"
-            )
+        if (shown := sorted(env.cameras)) != (wanted := sorted(self.data.cameras)):
+            raise ValueError(f"env.cameras shows {shown} and data.cameras {wanted}; expected the same names in both")
         if env.execute > self.model.action_horizon:
             raise ValueError(
                 f"env.execute is {env.execute} and model.action_horizon {self.model.action_horizon}; no more actions "
