@@ -185,8 +185,8 @@ def in_a_thread(call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
     return answer
 
 
-_under_way: dict[int, concurrent.futures.Future[Any]] = {}
-"""Inferences of all loops, by the id of the policy, which each of them keeps alive."""
+_under_way: dict[int, tuple[Infers, concurrent.futures.Future[Any]]] = {}
+"""Policies and inferences of all loops, by the id of the policy, which is kept alive so that it stays its own."""
 _noting = threading.Lock()
 
 
@@ -195,11 +195,11 @@ def _note(policy: Infers, answer: concurrent.futures.Future[Any]) -> None:
 
     def forget(ended: concurrent.futures.Future[Any]) -> None:
         with _noting:
-            if _under_way.get(id(policy)) is ended:
+            if _under_way.get(id(policy), (policy, None))[1] is ended:
                 del _under_way[id(policy)]
 
     with _noting:
-        _under_way[id(policy)] = answer
+        _under_way[id(policy)] = policy, answer
     answer.add_done_callback(forget)
 
 
@@ -334,7 +334,7 @@ class Control:
         """
         self._plan = Plan(self._execution)
         # Of any loop: of two at a time on one connection each has the answer of the one before.
-        self._answer = _under_way.get(id(self._policy))
+        _, self._answer = _under_way.get(id(self._policy), (None, None))
         self._unwanted, self._failed = self._answer is not None, 0
         self.episode = episode = RobotEpisode(**self._recording)
         with _Signals() as signals:
