@@ -13,6 +13,7 @@ import optax
 import pytest
 
 from chunkwise.config.experiment import OptimConfig
+from chunkwise.data.sampling import Purpose, words
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
@@ -230,9 +231,11 @@ def test_a_resumed_round_goes_on_with_the_same_chunks(root: Path, tmp_path: Path
     """The rollouts of a group lie on disk; two runs find them, and one of them begins in the middle of the round."""
     config = make_config(root, tmp_path, updates=5)
     data = open_data(config.data)
-    for n, length in enumerate(LENGTHS):
-        save(tmp_path / f"rollouts/x/{n}.npz", noted(length, n, success=n % 2 == 0))
-    position = {"rounds": [{"step": 7, "folder": "x", "groups": [["0.npz", "1.npz", "2.npz", "3.npz"]]}], "resting": []}
+    folder, names = "step_00000007-abab", [f"state_00005-{n:02d}.npz" for n in range(len(LENGTHS))]
+    for n, (name, length) in enumerate(zip(names, LENGTHS, strict=True)):
+        own = {"draw": tuple(words(Purpose.ROLLOUT_ACTION, config.run.seed, 7, 5, n)), "weights": "abab"}
+        save(tmp_path / "rollouts" / folder / name, dataclasses.replace(noted(length, n, success=n % 2 == 0), **own))
+    position = {"rounds": [{"step": 7, "folder": folder, "groups": [names]}], "resting": []}
 
     def batches(start: int) -> Iterator[Any]:
         ript = Ript(config, data, tmp_path, FakeCollector(lambda *_: True), ActingPolicy(config, data.stats))
