@@ -261,6 +261,7 @@ def create_qc_dataloader_v3(
 
     Arguments, `more` (layout, discount, holdout, fields of `DataConfig`) and errors are those of `QCSimpleDatasetV3`.
     """
+    # Written out as the class's are, since the specification has both, in orders of their own.
     dataset = QCSimpleDatasetV3(
         dataset_dir,
         camera_names,
