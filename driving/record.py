@@ -55,6 +55,7 @@ def record(
     *,
     report: Callable[[str], None] = print,
     fleet: FleetConfig | None = None,
+    begun: bool = False,
 ) -> None:
     """Records the episodes that `path` lacks; a dataset that is complete is left as it is.
 
@@ -67,6 +68,7 @@ def record(
       path: Folder of the dataset; made if missing.
       report: Takes one line of text at the start, at the end, and every 10 s where there is no terminal.
       fleet: A Ray cluster on which the processes run; None: this machine.
+      begun: Whether it is for a run that goes on, which compares the files of a complete dataset itself.
 
     Raises:
       ConfigError: The folder holds another recording (the message names the field) or other files, MuJoCo is needed
@@ -99,7 +101,7 @@ def record(
         holds=(float(images), "images"),
         per_second=IMAGES_PER_SECOND,
     )
-    recorder.record(dataset, path, report=report, fleet=fleet)
+    recorder.record(dataset, path, report=report, fleet=fleet, begun=begun)
 
 
 def episode_path(path: Path, episode: int) -> Path:

@@ -217,7 +217,7 @@ def main(config: DrivingConfig, name: str) -> None:
         )
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
-        processes.run_on_primary(lambda: _record_if_missing(config))
+        processes.run_on_primary(lambda: _record_if_missing(config, begun=folder.begun))
         data = processes.primary_then_all(lambda: open_data(config.data, check=folder.require_same_files))
         for note in data.notes:
             say(f"data: {note}")
@@ -301,6 +301,6 @@ def _shrunk(config: DrivingConfig, run: Path, data: DrivingData) -> tuple[str, .
     return tuple(processes.broadcast_one_to_all(look))
 
 
-def _record_if_missing(config: DrivingConfig) -> None:
+def _record_if_missing(config: DrivingConfig, *, begun: bool) -> None:
     if config.record is not None and to_be_recorded(Path(config.data.path), METADATA, MADE_BY):
-        record(config.record, config.data.path)
+        record(config.record, config.data.path, begun=begun)

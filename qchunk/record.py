@@ -30,6 +30,7 @@ def record(
     *,
     report: Callable[[str], None] = print,
     fleet: FleetConfig | None = None,
+    begun: bool = False,
 ) -> None:
     """Records the episodes that `path` lacks; a dataset that is complete is left as it is.
 
@@ -41,6 +42,7 @@ def record(
       path: Folder of the dataset; made if missing.
       report: Takes one line of text at the start, at the end, and every 10 s where there is no terminal.
       fleet: A Ray cluster on which the processes run; None: this machine.
+      begun: Whether it is for a run that goes on, which compares the files of a complete dataset itself.
 
     Raises:
       ConfigError: If the folder holds another recording (the message names the field) or other episodes, the
@@ -53,7 +55,7 @@ def record(
     path = Path(path)
     if not (path / "dataset.json").exists():  # a wrong name must fail here, before a folder is made and workers start
         open_recorder(config)
-    recorder.record(_dataset(config, path), path, report=report, fleet=fleet)
+    recorder.record(_dataset(config, path), path, report=report, fleet=fleet, begun=begun)
 
 
 def episode_path(path: Path, episode: int) -> Path:

@@ -270,7 +270,7 @@ def main(config: QChunkConfig, name: str) -> None:
         require_evaluated(config.checkpoint.keep_best, "eval.env is None, and data.holdout is 0")
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
-        processes.run_on_primary(lambda: _record_if_missing(config))
+        processes.run_on_primary(lambda: _record_if_missing(config, begun=folder.begun))
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
         dataset = dataclasses.replace(dataset, shrunk=_shrunk(folder.path, dataset))
         beside = processes.broadcast_one_to_all(lambda: _beside(config, dataset))
@@ -372,6 +372,6 @@ def _beside(config: QChunkConfig, dataset: data.Dataset) -> dict[str, str]:
     return {NORM_STATS: norm_stats.to_json(stats), DIMS: dims_json(dataset.dims(config.data.observation))}
 
 
-def _record_if_missing(config: QChunkConfig) -> None:
+def _record_if_missing(config: QChunkConfig, *, begun: bool) -> None:
     if config.record is not None and to_be_recorded(Path(config.data.path), METADATA, MADE_BY):
-        record(config.record, config.data.path)
+        record(config.record, config.data.path, begun=begun)

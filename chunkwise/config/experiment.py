@@ -1,8 +1,10 @@
 """Config dataclasses that every package shares. No jax is imported on this path, so that `--help` answers at once."""
 
+import contextlib
+import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -47,6 +49,29 @@ def none_stands_for(value: Callable[[Mapping[str, Any]], Any]) -> Mapping[str, A
     return MappingProxyType({"none stands for": value})
 
 
+_OF_BEFORE = contextvars.ContextVar("whether what only a new run may not hold is taken", default=False)
+
+
+@contextlib.contextmanager
+def of_a_run_of_before() -> Iterator[None]:
+    """Takes configs as a run may have been begun with them, inside the block: what `refuse_anew` says is not raised."""
+    token = _OF_BEFORE.set(True)
+    try:
+        yield
+    finally:
+        _OF_BEFORE.reset(token)
+
+
+def refuse_anew(reason: str) -> None:
+    """Raises ValueError for a value that a config may not have, unless it is of a run of before.
+
+    For checks that are younger than the field, of values with which training ran: a setting that nothing read. Runs
+    that were begun so are loaded, act, and go on as they did.
+    """
+    if not _OF_BEFORE.get():
+        raise ValueError(reason)
+
+
 def require_positive(config: Any, *names: str) -> None:
     """Raises ValueError if a field is not above 0, naming class, field and value."""
     for name in names:
@@ -69,10 +94,10 @@ def require_fraction(config: Any, *names: str) -> None:
 
 
 def require_defaults(config: Any, prefix: str, names: Collection[str], reader: str) -> None:
-    """Raises ValueError if a field that `reader` does not read is not its default, naming both."""
+    """Raises ValueError if a field that `reader` does not read is not its default, naming both; as `refuse_anew`."""
     for field in dataclasses.fields(config):
         if field.name in names and (value := getattr(config, field.name)) != field.default:
-            raise ValueError(
+            refuse_anew(
                 f"{prefix}.{field.name} is {value!r}, which {reader} does not read; "
                 f"expected {field.default!r}, its default"
             )

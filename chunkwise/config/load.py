@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.experiment import ExperimentConfig, of_a_run_of_before
 from chunkwise.config.names import find
 from chunkwise.config.optional_parts import restored, switchable, with_parts
-from chunkwise.config.saved import flatten, with_fitting_values
+from chunkwise.config.saved import flatten, resume_rules, with_fitting_values
 from chunkwise.errors import ConfigError
 
 Config = TypeVar("Config", bound=ExperimentConfig)
@@ -59,7 +59,9 @@ def load(
             print(usage)
             raise SystemExit(0)
         raise ConfigError("--config is missing.", "", *usage.split("\n"))
-    config = _override(_read_file(path), arguments, program)
+    resumes = [word for word in arguments if word in ("--run.resume", "--run.no-resume")][-1:] == ["--run.resume"]
+    with of_a_run_of_before() if resumes else contextlib.nullcontext():  # else RunFolder asks, where there is none
+        config = _override(_read_file(path), arguments, program)
     if trains and not config.run.resume:  # a run of before may have been begun with such a flag, and is compared by it
         _require_read(config, arguments)
     if show:
@@ -165,7 +167,10 @@ def _suggestion(error: BaseException, module: Any) -> str:
     if wrong is None:
         return ""
     classes = [value for value in vars(module).values() if isinstance(value, type) and dataclasses.is_dataclass(value)]
-    names = sorted({field.name for one in classes for field in dataclasses.fields(one)})
+    fields = [field for one in classes for field in dataclasses.fields(one)]
+    if now := {field.metadata.get("renamed from"): field.name for field in fields}.get(wrong[1]):
+        return f"; it is called '{now}' now"
+    names = sorted({field.name for field in fields})
     near = difflib.get_close_matches(wrong[1], names, n=1)
     return f"; did you mean '{near[0]}'?" if near else f"; the fields of this file's configs are {', '.join(names)}"
 
@@ -176,6 +181,7 @@ def _override(config: ExperimentConfig, arguments: list[str], program: str) -> E
 
     if not arguments:
         return config
+    _require_names_of_today(type(config), arguments)
     kind, default, arguments = with_parts(config, arguments, missing=tyro.MISSING)
     found = parsed(
         kind,
@@ -190,6 +196,14 @@ def _override(config: ExperimentConfig, arguments: list[str], program: str) -> E
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return with_fitting_values(config, "command line")
+
+
+def _require_names_of_today(kind: type, arguments: Sequence[str]) -> None:
+    """Raises ConfigError for a flag by the name that an earlier version had for its field, with the one of today."""
+    renamed = {name.replace("_", "-"): now.replace("_", "-") for name, now in resume_rules(kind).renamed.items()}
+    for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+        if now := renamed.get(flag.removeprefix("--").replace("_", "-")):
+            raise ConfigError(f"{flag} is called --{now} now; write that")
 
 
 def _require_read(config: ExperimentConfig, arguments: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.experiment import ExperimentConfig, of_a_run_of_before
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget, trust
 from chunkwise.files.strict_json import parse_json
@@ -53,6 +53,17 @@ def with_fitting_values(config: Config, source: str) -> Config:
         return _fitting(config, "")
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from error
+
+
+def require_as_new(config: Any) -> None:
+    """Raises ConfigError for what a run of before may have been begun with, and a new one may not be."""
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(part := getattr(config, field.name)):
+            require_as_new(part)
+    try:
+        dataclasses.replace(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _fitting(config: Any, prefix: str) -> Any:
@@ -226,7 +237,7 @@ def comparable(
 
 
 def read_config(folder: Path, kind: type[Config]) -> Config:
-    """The config with which a run was started.
+    """The config with which a run was started, also one that a new run would not be begun with.
 
     Raises:
       ConfigError: If config.json is missing, damaged, or of another package or version, or a value is of another type
@@ -235,7 +246,8 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
     """
     flat = read_flat(folder)
     try:
-        return _unflatten(kind, as_written_today(flat, resume_rules(kind)), "")
+        with of_a_run_of_before():
+            return _unflatten(kind, as_written_today(flat, resume_rules(kind)), "")
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{folder / CONFIG}: expected a {kind.__name__} as this version writes it: {error}"

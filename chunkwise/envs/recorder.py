@@ -68,7 +68,13 @@ def to_be_recorded(path: Path, metadata: MetadataFiles, made_by: str) -> bool:
 
 
 def claim(
-    path: Path, metadata: MetadataFiles, settings: Mapping[str, Any], *, made_by: str, packages: tuple[str, ...]
+    path: Path,
+    metadata: MetadataFiles,
+    settings: Mapping[str, Any],
+    *,
+    made_by: str,
+    packages: tuple[str, ...],
+    begun: bool = False,
 ) -> bool:
     """Compares the folder's own settings with these, or writes them; False if the dataset is complete.
 
@@ -78,6 +84,8 @@ def claim(
       settings: JSON values on which the episodes depend.
       made_by: Program that records, for people.
       packages: Whose versions are noted beside the settings.
+      begun: Whether it is for a run that goes on. Of a dataset that is complete, settings that its version of this
+        project did not have are not compared then: the run compares its files.
 
     Raises:
       ConfigError: The folder holds a recording with other settings (the message names them), or other files.
@@ -92,8 +100,12 @@ def claim(
                 raise ConfigError(
                     f"{path / name}: expected the settings of a recording, found none; choose another path"
                 )
-            _require_same(path, settings, {key: made.get(key) for key in settings}, of="record.")
-            return name == metadata.unfinished
+            whole = name == metadata.finished
+            there = {key: made.get(key) for key in settings if key in made or not (begun and whole)}
+            own = {key: settings[key] for key in there}
+            hint = ", or train on it as it is, with --record None" if whole else ""
+            _require_same(path, own, there, of="record.", hint=hint)
+            return not whole
     if any(path.iterdir()):
         raise ConfigError(f"{path} is not empty and holds no recording; record into another folder")
     versions = {package: importlib.metadata.version(package) for package in packages}
@@ -135,7 +147,14 @@ class Dataset:
     """Of it, that one process records on one core of a desktop machine."""
 
 
-def record(dataset: Dataset, path: Path, *, report: Callable[[str], None], fleet: FleetConfig | None = None) -> None:
+def record(
+    dataset: Dataset,
+    path: Path,
+    *,
+    report: Callable[[str], None],
+    fleet: FleetConfig | None = None,
+    begun: bool = False,
+) -> None:
     """Records the episodes that a folder lacks; a dataset that is complete is left as it is.
 
     Args:
@@ -143,6 +162,7 @@ def record(dataset: Dataset, path: Path, *, report: Callable[[str], None], fleet
       path: Folder; made if missing. Every machine of a cluster has it under this name.
       report: Takes one line of text at the start, at the end, and every 10 s where there is no terminal.
       fleet: Where the processes run; None: on this machine.
+      begun: As of `claim`.
 
     Raises:
       ConfigError: As `claim`; there is no such cluster.
@@ -152,7 +172,8 @@ def record(dataset: Dataset, path: Path, *, report: Callable[[str], None], fleet
     """
     make_folders(path)
     with locked(path, f"another process is recording into {path}; wait for it, or stop it"):
-        if not claim(path, dataset.metadata, dataset.settings, made_by=dataset.made_by, packages=dataset.packages):
+        made_by, packages = dataset.made_by, dataset.packages
+        if not claim(path, dataset.metadata, dataset.settings, made_by=made_by, packages=packages, begun=begun):
             return
         missing = dataset.missing()
         processes = max(1, min(dataset.processes, len(missing)))

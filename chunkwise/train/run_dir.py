@@ -32,12 +32,13 @@ from typing import Any
 
 from chunkwise.checkpoint.prune import evaluation_in
 from chunkwise.checkpoint.saved_steps import SAVES, steps_in
-from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.experiment import ExperimentConfig, of_a_run_of_before
 from chunkwise.config.saved import (
     as_written_today,
     fingerprint,
     flatten,
     read_flat,
+    require_as_new,
     resume_rules,
     with_fitting_values,
     without_younger,
@@ -75,13 +76,14 @@ class RunFolder:
 
         Raises:
           ConfigError: The folder holds a run and run.resume is off, or the other way round; or the config could not be
-            read back from the folder; or its path has *, ? or [, with which no checkpoint can be written; or another
-            process of the run has another folder there.
+            read back from the folder, or holds what only a run of before may; or its path has *, ? or [, with which no
+            checkpoint can be written; or another process of the run has another folder there.
           MismatchError: The folder's run was started with another config.
           BusyError: Another process has the folder open.
           StorageError: The folder cannot be written.
         """
-        with_fitting_values(config, name)  # a program's own, which no command line has looked at
+        with of_a_run_of_before():  # or of none, which `_claim` finds
+            with_fitting_values(config, name)  # a program's own, which no command line has looked at
         self._files = contextlib.ExitStack()
         self.kept: dict[str, bytes] = {}
         """Files that whoever uses a checkpoint needs beside it, by name: set before `fit`, which writes them, binds
@@ -129,6 +131,8 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
             )
+        if not holds_run:
+            require_as_new(config)
         try:
             with storage_error(self.path):
                 self._open(config, holds_run)

@@ -6,6 +6,7 @@ from typing import Literal
 from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     ExperimentConfig,
+    refuse_anew,
     renamed_from,
     require_non_negative,
     require_positive,
@@ -115,10 +116,10 @@ class DrivingConfig(ExperimentConfig):
                 "fewer. Set it to 1, lower train.batch_size, or spread the batch over more devices"
             )
         if contrasted and self.train.batch_size == 1:
-            raise ValueError(f"train.batch_size is 1, and {compares} it; expected 2 or more")
+            refuse_anew(f"train.batch_size is 1, and {compares} it; expected 2 or more")
         if self.objective is not None and self.objective.cross_camera and len(self.data.cameras) < 2:
             found = f"objective.cross_camera compares the cameras of a moment, and data.cameras is {self.data.cameras}"
-            raise ValueError(f"{found}; expected two or more, or --objective.cross-camera 0")
+            refuse_anew(f"{found}; expected two or more, or --objective.cross-camera 0")
         if self.rollout is not None and (self.waypoints is None or self.waypoints.modes == 1):
             raise ValueError("rollout draws one of several modes; expected waypoints with waypoints.modes above 1")
         if self.rollout is not None and self.rollout.start >= self.train.steps:

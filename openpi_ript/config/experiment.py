@@ -11,6 +11,7 @@ from chunkwise.config.experiment import (
     ExperimentConfig,
     FleetConfig,
     RematPolicy,
+    refuse_anew,
     require_defaults,
     require_fraction,
     require_non_negative,
@@ -450,7 +451,7 @@ class OpenpiRiptConfig(ExperimentConfig):
             self._check_ppo()
         size = self.train.batch_size
         if rollout is not None and 0 < rollout.dataset_share < 1 and not 0 < round(rollout.dataset_share * size) < size:
-            raise ValueError(
+            refuse_anew(
                 f"rollout.dataset_share is {rollout.dataset_share} and train.batch_size {size}, of which rounded "
                 f"{round(rollout.dataset_share * size)} rows are the dataset's; expected a row of each, 0, or 1"
             )

@@ -3,7 +3,13 @@
 import dataclasses
 from typing import Literal
 
-from chunkwise.config.experiment import renamed_from, require_fraction, require_non_negative, require_positive
+from chunkwise.config.experiment import (
+    refuse_anew,
+    renamed_from,
+    require_fraction,
+    require_non_negative,
+    require_positive,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,7 +207,7 @@ class AgentConfig:
                 "expected 'mean', less agent.adjoint.rho standard deviations"
             )
         if self.policy != "gaussian" and self.gaussian != GaussianConfig():
-            raise ValueError(
+            refuse_anew(
                 f"agent.gaussian is {self.gaussian}, which agent.policy {self.policy} does not read; "
                 "expected the defaults, or agent.policy gaussian"
             )

@@ -7,6 +7,7 @@ from chunkwise.config.experiment import (
     FREE_AS_A_PLACE,
     FREE_ON_RESUME,
     FilesConfig,
+    refuse_anew,
     require_fraction,
     require_non_negative,
     require_positive,
@@ -115,7 +116,7 @@ class DataConfig(FilesConfig):
             )
         both = sorted(set(self.positive_scores) & set(self.negative_scores))
         if both:
-            raise ValueError(
+            refuse_anew(
                 f"data.positive_scores is {self.positive_scores} and data.negative_scores {self.negative_scores}; "
                 f"expected each score in one of them, found {both} in both"
             )

@@ -97,10 +97,28 @@ def test_a_recording_is_made_claimed_finished_and_gone_on_with(tmp_path: Path) -
     record(dataset, path, report=said.append)
     assert said[2].startswith(f"recording 1 of 3 drives of 5 s, into {path} with 1 processes;")
     assert (path / METADATA.finished).exists()
-    with pytest.raises(ConfigError, match=r"record\.seed is 2, there 1"):
+    with pytest.raises(
+        ConfigError, match=r"record\.seed is 2, there 1\. .*, or train on it as it is, with --record None"
+    ):
         record(dataclasses.replace(dataset, settings={"seed": 2}), path, report=said.append)
     with locked(path, "mine"), pytest.raises(BusyError, match=f"another process is recording into {path}"):
         record(dataset, path, report=said.append)
+
+
+def test_a_setting_that_a_dataset_of_before_had_not_is_compared_for_new_runs_alone(tmp_path: Path) -> None:
+    claim = functools.partial(recorder.claim, tmp_path, METADATA, made_by="test", packages=())
+    assert claim({"seed": 1})
+    now = {"seed": 1, "noise": 0.1}
+    with pytest.raises(
+        ConfigError, match=r"record\.noise is 0\.1, there None\. Change them back, or choose another path$"
+    ):
+        claim(now, begun=True)  # its missing episodes would be recorded with it
+    (tmp_path / METADATA.unfinished).rename(tmp_path / METADATA.finished)
+    assert not claim(now, begun=True)
+    with pytest.raises(ConfigError, match=r"record\.noise is 0\.1, there None"):
+        claim(now)
+    with pytest.raises(ConfigError, match=r"settings: record\.seed is 2, there 1\."):
+        claim(now | {"seed": 2}, begun=True)
 
 
 def made_of(path: Path) -> dict[str, Any] | None:
