@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chunkwise.distributed.host import to_host
+from chunkwise.errors import require_equal
 from chunkwise.state import TrainState
 
 
@@ -42,6 +44,20 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 def tree_spec(tree: dict[str, Any]) -> dict[str, str]:
     """Dtype and shape of each leaf by path; Orbax itself casts a changed dtype silently."""
     return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in named_leaves(tree).items()}
+
+
+def require_same_tree(saved: dict[str, str], tree: dict[str, Any]) -> None:
+    """Compares a checkpoint's `tree_spec` with the tree that it is to be read into.
+
+    Raises:
+      MismatchError: Leaves differ. The message names them, and jax's setting where one of the two has 64 bits by it.
+    """
+    now, said = tree_spec(tree), "the checkpoint holds another tree of arrays"
+    wide, here = (any(re.match(r"u?int64|float64|complex128", one) for one in spec.values()) for spec in (saved, now))
+    if wide != here:
+        on = ("off", "on")
+        said += f" (JAX_ENABLE_X64 was {on[wide]} where it was made and is {on[here]} here: turn it {on[wide]})"
+    require_equal(saved, now, said)
 
 
 def checksums(tree: dict[str, Any]) -> tuple[dict[str, int], list[str]]:

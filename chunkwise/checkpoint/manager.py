@@ -40,7 +40,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from chunkwise.checkpoint import saved_steps
-from chunkwise.checkpoint.checksums import checksums, tree_spec
+from chunkwise.checkpoint.checksums import checksums, require_same_tree, tree_spec
 from chunkwise.checkpoint.file_sums import seal
 from chunkwise.checkpoint.orbax_files import require_metadata
 from chunkwise.checkpoint.prune import KeepBest, logged_evaluations, outdated
@@ -374,8 +374,7 @@ class Checkpoints:
         require_equal(saved, now, " ".join(["the checkpoint was made with another config or dataset", remark]).rstrip())
         if remark and processes.is_primary():
             print(f"note: {remark}", flush=True)
-        spec = tree_spec(_as_tree(abstract_state))
-        require_equal(metadata["spec"], spec, "the checkpoint holds another tree of arrays")
+        require_same_tree(metadata["spec"], _as_tree(abstract_state))
         self._hashes |= processes.broadcast_one_to_all(lambda: require_same_files(self._run, metadata, self._hashes))
         path = self._folder / str(step)
         _everywhere(path, lambda: require_whole(path, jax.process_index(), jax.process_count()))

@@ -23,12 +23,12 @@ import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
-from chunkwise.checkpoint.checksums import checksums, named_leaves, tree_spec
+from chunkwise.checkpoint.checksums import checksums, named_leaves, require_same_tree, tree_spec
 from chunkwise.checkpoint.file_sums import is_sealed, probe, verify_files
 from chunkwise.checkpoint.orbax_files import require_arrays, require_declared, require_metadata
 from chunkwise.checkpoint.prune import logged_evaluations
 from chunkwise.checkpoint.saved_steps import SAVES, step_of, steps_in
-from chunkwise.errors import DataError, MismatchError, StorageError, Told, require_equal
+from chunkwise.errors import DataError, MismatchError, StorageError, Told
 from chunkwise.files import budget
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM, is_trouble, retried, root_cause
@@ -275,7 +275,7 @@ def _read_part(path: Path, abstract: dict[str, Any], plain: Sequence[str]) -> di
     metadata = read_metadata(path)
     fields = tuple(f"['{field}']" for field in abstract)
     saved = {name: spec for name, spec in metadata["spec"].items() if name.startswith(fields)}
-    require_equal(saved, tree_spec(abstract), "the checkpoint holds another tree of arrays")
+    require_same_tree(saved, abstract)
     require_same_files(path.parent.parent, metadata, {})
     require_metadata(path)
     if plain:

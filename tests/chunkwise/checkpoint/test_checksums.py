@@ -12,8 +12,16 @@ import numpy as np
 import optax
 import pytest
 
-from chunkwise.checkpoint.checksums import checksums, digest, named_leaves, tree_digest, tree_spec
+from chunkwise.checkpoint.checksums import (
+    checksums,
+    digest,
+    named_leaves,
+    require_same_tree,
+    tree_digest,
+    tree_spec,
+)
 from chunkwise.checkpoint.file_sums import seal, verify_files
+from chunkwise.errors import MismatchError
 from chunkwise.state import TrainState
 
 KERNEL = np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5
@@ -195,3 +203,21 @@ def test_the_digest_of_a_tree_knows_values_names_and_types():
     found = [tree_digest(tree) for tree in (one, *others)]
     assert len(set(found)) == 5
     assert {len(digest) for digest in found} == {64}
+
+
+def test_another_tree_is_named_with_the_setting_that_makes_it():
+    """complex64 is two numbers of 32 bits."""
+    tree = {"a": jnp.zeros(2, jnp.float32), "b": jnp.zeros((), jnp.complex64)}
+    saved = {"['a']": "float32[2]", "['b']": "complex64[]"}
+    require_same_tree(saved, tree)
+    with pytest.raises(
+        MismatchError, match=r"another tree of arrays:\n  \['a'\]: saved 'float32\[3\]', now 'float32\[2\]'"
+    ):
+        require_same_tree(saved | {"['a']": "float32[3]"}, tree)
+    setting = r"arrays \(JAX_ENABLE_X64 was on where it was made and is off here: turn it on\):"
+    for wide in ("float64[2]", "uint64[]", "complex128[]"):
+        with pytest.raises(MismatchError, match=setting):
+            require_same_tree(saved | {"['a']": wide}, tree)
+    other = {"a": np.zeros(2), "b": tree["b"]}
+    with pytest.raises(MismatchError, match=r"X64 was off where it was made and is on here: turn it off"):
+        require_same_tree(saved, other)
