@@ -10,7 +10,7 @@ from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.load import load
 from chunkwise.config.names import find
 from chunkwise.distributed import processes
-from chunkwise.errors import UNREAD, RunError
+from chunkwise.errors import UNREAD, RunError, StopRequested
 
 UNSAVED = "asked to stop before the first update of this start: nothing was trained yet, what was saved before stands"
 
@@ -52,7 +52,7 @@ def _train(config: ExperimentConfig, name: str) -> None:
 def _code_of(act: Callable[[], None]) -> int:
     try:
         act()
-    except (RunError, KeyboardInterrupt) as error:
+    except (RunError, StopRequested, KeyboardInterrupt) as error:
         return processes.report(error)
     except BrokenPipeError as error:
         if processes.report(error) != UNREAD:

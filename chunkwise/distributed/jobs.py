@@ -21,6 +21,7 @@ from typing import Any
 
 from chunkwise import errors
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.distributed import children
 from chunkwise.distributed.ray_cluster import connected
 from chunkwise.errors import ConfigError, RunError, StorageError, exit_reason, one_line
 
@@ -121,14 +122,12 @@ def in_order(numbers: Sequence[int], work: Generator[tuple[int, Any], None, None
 def _in_processes(
     numbers: Sequence[int], opener: Callable[[], Worker], workers: int, deaths: "_Deaths"
 ) -> Generator[tuple[int, Any], None, None]:
-    context = multiprocessing.get_context("spawn")
     waiting = iter(numbers)
     busy: dict[Any, tuple[BaseProcess, int]] = {}
 
     def begin(number: int) -> None:
-        here, there = context.Pipe()
-        worker = context.Process(target=_work, args=(there, opener, deaths.name), daemon=True)
-        worker.start()
+        here, there = multiprocessing.Pipe()
+        worker = children.start(_work, there, opener, deaths.name)
         there.close()
         busy[here] = (worker, number)
         with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is received

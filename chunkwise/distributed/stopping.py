@@ -71,6 +71,9 @@ class Watch:
         self._unsaved = unsaved
         self._section = _Section(self._end_unsaved, 0.0, time.monotonic(), raises=True)
         self._nudging = False
+        self._heeds = threading.current_thread() is threading.main_thread()  # only that may set handlers
+        if not self._heeds:
+            return
         self._wake, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -80,6 +83,8 @@ class Watch:
 
     def close(self) -> None:
         """Puts back what was there before."""
+        if not self._heeds:
+            return
         signal.set_wakeup_fd(self._fd_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -188,7 +193,7 @@ class Watch:
 def watched(unsaved: str = "stopped; what was finished before stands") -> Iterator[Watch]:
     """Yields the watch over this process: one for the whole program, where this is called again inside.
 
-    Call it in the main thread.
+    In another thread than the main one, of a program of the user's own, no request is heeded: that is the program's.
 
     Args:
       unsaved: As in `Watch`.

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -14,10 +13,11 @@ import numpy as np
 from jaxtyping import UInt8
 
 from chunkwise.data.video import write_mp4
+from chunkwise.distributed import children
 from chunkwise.envs.environment import Environment, state_hash
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import Opener
-from chunkwise.errors import DataError, one_line
+from chunkwise.errors import ConfigError, DataError, one_line
 from chunkwise.reports.run_record import clip_of
 
 SIZE = (200, 200)
@@ -108,8 +108,10 @@ def _try(backend: str, opener: Opener, rollouts: list[Rollout], films: list[_Fil
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "stderr"
         arguments = (backend, str(said), opener, rollouts, films)
-        process = multiprocessing.get_context("spawn").Process(target=_child, args=arguments, daemon=True)
-        process.start()
+        try:
+            process = children.start(_child, *arguments)
+        except ConfigError as error:
+            return str(error)
         try:
             process.join(SECONDS)
             if process.is_alive():

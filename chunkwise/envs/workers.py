@@ -29,6 +29,7 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.distributed import children
 from chunkwise.distributed.connections import REACHED, limit
 from chunkwise.distributed.cores import cores
 from chunkwise.distributed.jobs import portable
@@ -175,8 +176,6 @@ class ProcessWorkers:
         self.parallel = min(count, len(cores()))
         self._name, self._wakes = name, [] if wake is None else [wake]
         self._body = functools.partial(serve, opener=opener, name=name, every_frame=every_frame)
-        # Forking a process that runs jax's threads can deadlock.
-        self._context = multiprocessing.get_context("spawn")
         self._processes: list[BaseProcess | None] = [None] * count
         self._pipes: list[Any] = [None] * count
         self._asked = [0.0] * count
@@ -256,11 +255,10 @@ class ProcessWorkers:
             raise WorkerDiedError(slot, exit_reason(code)) from error
 
     def _begin(self, slot: int) -> None:
-        both: Any = self._context.Pipe()
+        both: Any = multiprocessing.Pipe()
         ours, theirs = both
         limit(ours, min(self.silence, REACHED))  # of a message that has begun: no other slot is served meanwhile
-        process = self._context.Process(target=self._body, args=(theirs,), daemon=True)
-        process.start()
+        process = children.start(self._body, theirs)
         theirs.close()
         self._pipes[slot], self._processes[slot] = ours, process
 

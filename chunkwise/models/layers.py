@@ -111,6 +111,8 @@ def convolve(
     of both it is depends on the device that the program is compiled for, not on the one that compiles it.
     """
 
+    x = x.astype(kernel.dtype)  # lax's convolution takes no two types, as float32 images and weights of JAX_ENABLE_X64
+
     def own(x: Array, kernel: Array) -> Array:
         return jax.lax.conv_general_dilated(
             x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")

@@ -43,7 +43,7 @@ from chunkwise.config.saved import (
     with_fitting_values,
     without_younger,
 )
-from chunkwise.distributed import processes
+from chunkwise.distributed import children, processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust
 from chunkwise.files.durable import make_folders, sweep, sync_folder, write_json
@@ -105,6 +105,7 @@ class RunFolder:
 
     def _claim(self, config: ExperimentConfig, name: str) -> tuple[str, bool]:
         """Opens the folder for this process, which is the only one that writes; returns its path, and `begun`."""
+        children.require_first_import()
         if config.run.dir == "":  # as of a variable that a shell does not know
             raise ConfigError('--run.dir is ""; expected the name of a folder, or no --run.dir')
         if config.run.resume and config.run.dir is None:

@@ -196,3 +196,24 @@ def test_the_end_waits_for_no_thread(end: str, code: int):
 
 def test_the_exit_code_of_a_request_is_that_of_a_saved_run():
     assert StopRequested.exit_code == PreemptedError.exit_code == 75
+
+
+def test_in_another_thread_nothing_is_watched_and_nothing_changed() -> None:
+    """Where a program trains beside its own work, the signals are that program's."""
+    before, said = signal.getsignal(signal.SIGTERM), list[Any]()
+
+    def train() -> None:
+        with stopping.watched() as watch:
+            watch.carry_on()
+            said.extend([watch.attend(lambda: 3, no_rescue, patience=0.0), stopping.is_requested()])
+            said.append(signal.getsignal(signal.SIGTERM) is before)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert said == [3, False, True]
+    with stopping.watched() as watch:
+        watch.carry_on()
+        ask_soon()
+        with pytest.raises(StopRequested):
+            watch.attend(threading.Event().wait, no_rescue, patience=0.0)

@@ -65,3 +65,9 @@ def test_the_form_is_that_of_the_device_that_it_is_compiled_for(platform: str, o
     traced = jax.jit(lambda x, kernel: convolve(x, kernel, 1)).trace(jnp.ones((1, 8, 8, 2)), jnp.ones((3, 3, 2, 4)))
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     assert text.count("stablehlo.convolution") == own
+
+
+def test_weights_of_another_precision_than_the_images_are_taken():
+    """Images are float32 and weights float64 under JAX_ENABLE_X64; both forms are traced, whatever the device."""
+    x = jax.ShapeDtypeStruct((1, 8, 8, 2), jnp.bfloat16)
+    assert jax.eval_shape(lambda x: convolve(x, jnp.ones((3, 3, 2, 4)), 1), x).dtype == jnp.float32
