@@ -164,7 +164,8 @@ def _filled(name, ids, rows, width):
     try:
         ragged = [list(ids)] if rows == 1 and all(np.ndim(one) == 0 for one in ids) else [list(row) for row in ids]
     except TypeError as error:
-        raise ValueError(f"{name}: expected a list of ids, found {ids!r:.80}") from error
+        expected = "a list of ids" if rows == 1 else f"{rows} lists of ids"
+        raise ValueError(f"{name}: expected {expected}, found {ids!r:.80}") from error
     if len(ragged) != rows or not all(0 < len(row) <= width for row in ragged):
         found = [len(row) for row in ragged]
         raise ValueError(f"{name}: expected {rows} lists of 1 to {width} ids, found those of {found}")

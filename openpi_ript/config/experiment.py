@@ -368,8 +368,9 @@ class OpenpiRiptConfig(ExperimentConfig):
             found |= {f"data.advantage.{name}": "guidance.positive_weight advantage" for name in SHAPING}
         if self.rollout is not None and self.rollout.dataset_share == 1 and self.rollout.objective != "ppo":
             found |= dict.fromkeys(("rollout.replay_rounds", "rollout.rows"), "rollout.dataset_share below 1")
-        if self.data.advantage is None:
-            found["data.init_key"] = "data.advantage"
+        by = self.data.advantage
+        if by is None or (by.group_by != "init_hash" and not self.data.holdout):
+            found["data.init_key"] = "data.advantage with group_by init_hash"
         if self.augment is not None and not self.augment.colour_probability:
             names = ("brightness", "contrast", "hue", "saturation")
             found |= dict.fromkeys((f"augment.{name}" for name in names), "augment.colour_probability above 0")

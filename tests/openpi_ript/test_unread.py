@@ -66,6 +66,7 @@ def shaped(guidance: GuidanceConfig, advantage: AdvantageConfig = SHAPED, *, res
         ("debug_ript", ["--rollout.tasks", "need"], "several env.tasks"),
         ("sft", ["--train.eval-every", "5"], "env or data.holdout"),
         ("sft", ["--data.init-key", "seed"], "data.advantage"),
+        ("debug", ["--data.init-key", "seed", "--data.advantage.group-by", "task"], "data.advantage with group_by"),
         ("debug_ript", ["--rollout.replay-rounds", "2", *CONTROL], "rollout.dataset_share below 1"),
         ("debug_ript", ["--rollout.rows", "tasks", *CONTROL], "rollout.dataset_share below 1"),
         ("ript_lift_images", ["--augment.hue", "0.2", *GREY], "augment.colour_probability above 0"),

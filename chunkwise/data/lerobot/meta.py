@@ -258,9 +258,10 @@ def _check_spans(episodes: Sequence[EpisodeMeta], fps: float, problems: list[Pro
 
 def _add_task(tasks: dict[int, str], index: Any, task: Any, file: str, problems: list[Problem]) -> None:
     """One line of the table of tasks."""
-    if not isinstance(index, int) or not isinstance(task, str):
+    if type(index) is not int or index < 0 or not isinstance(task, str):
         found = repr({"task_index": index, "task": task})[:120]
-        problems.append(Problem(file=file, expected="a number task_index and a text task", found=found))
+        expected = "a number task_index of 0 or above, and a text task"
+        problems.append(Problem(file=file, expected=expected, found=found))
     elif index in tasks:
         found = repr([tasks[index], task])[:120]
         problems.append(Problem(file=file, key=f"task_index {index}", expected="one task", found=found))
@@ -350,15 +351,21 @@ def _read_tasks_v30(bounds: Bounds, problems: list[Problem]) -> dict[int, str]:
     """tasks.parquet is a pandas frame: the instruction is its index, stored as column "task" or without a name."""
     path = bounds.root / "meta" / "tasks.parquet"
     schema = _open_parquet(bounds, path).schema_arrow
-    text = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
+    text = [field.name for field in schema if _is_text(field.type)]
     if len(text) != 1 or "task_index" not in schema.names:
-        raise DataError(
-            f"{path}: expected columns task_index and one text column with the instruction, found {schema.names}"
-        )
+        found = ", ".join(f"{field.name} ({field.type})" for field in schema)
+        raise DataError(f"{path}: expected columns task_index and one text column with the instruction, found {found}")
     tasks: dict[int, str] = {}
     for row in _read_columns(bounds, path, ["task_index", text[0]]):
         _add_task(tasks, row["task_index"], row[text[0]], "meta/tasks.parquet", problems)
     return tasks
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds texts; pandas writes a categorical of them as a dictionary, others as views."""
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _read_columns(bounds: Bounds, path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:

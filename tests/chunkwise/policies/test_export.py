@@ -54,6 +54,14 @@ def test_token_ids_are_numbers_in_a_list(ids: Any):
         runner._filled("tokens", ids, 1, 4)
 
 
+def test_token_ids_of_one_row_where_there_are_more_are_told_apart():
+    with pytest.raises(ValueError, match=r"tokens: expected 2 lists of ids, found \[3, 4\]"):
+        runner._filled("tokens", [3, 4], 2, 4)
+    filled, mask = runner._filled("tokens", [[3, 4], [5]], 2, 3)
+    np.testing.assert_array_equal(filled, [[3, 4, 0], [5, 0, 0]])
+    np.testing.assert_array_equal(mask, [[1, 1, 0], [1, 0, 0]])
+
+
 @pytest.mark.parametrize(
     "params",
     [

@@ -366,26 +366,6 @@ def test_a_bad_table_of_episodes_is_named(tmp_path: Path, column: str, values: l
         read_meta(root)
 
 
-def test_an_index_of_two_tasks_is_refused(tmp_path: Path) -> None:
-    root = write_v21(tmp_path / "a", record(), "image_file")
-    lines = root / "meta/tasks.jsonl"
-    lines.write_text(lines.read_text() + '{"task_index": 1, "task": "close it"}\n')
-    words = r"task_index 1: expected one task, found \['open the drawer', 'close it'\]"
-    with pytest.raises(DataError, match=rf"meta/tasks\.jsonl: {words}"):
-        read_meta(root)
-    root = write_v30(tmp_path / "b", record(), "image_file")
-    rewrite(root / "meta/tasks.parquet", set_column("task_index", [0, 0]))
-    with pytest.raises(DataError, match=r"meta/tasks\.parquet: task_index 0: expected one task"):
-        read_meta(root)
-
-
-@pytest.mark.parametrize("name", ["task", "__index_level_0__"])
-def test_instructions_are_found_under_the_names_that_pandas_gives_them(tmp_path: Path, name: str) -> None:
-    root = write_v30(tmp_path / "set", record(), "image_file")
-    rewrite(root / "meta/tasks.parquet", lambda table: table.rename_columns(["task_index", name]))
-    assert read_meta(root).tasks == dict(enumerate(TASKS))
-
-
 def test_a_link_that_leads_out_is_refused_but_not_the_hub_cache(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "hub/snapshots/abc", record(), "image_file")
     table = root / "data/chunk-000/episode_000001.parquet"
