@@ -12,7 +12,7 @@ from chunkwise.cli.named_paths import require_reachable
 from chunkwise.data.verdict import Verdict
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
-from chunkwise.errors import ConfigError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.policies.shrunk import images_json, shrunk_of
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
@@ -258,6 +258,11 @@ def _fitting(config: DrivingConfig, data: DrivingData) -> list[str]:
     if config.objective is not None and config.objective.ego_motion:
         require_moved(data.moved(), config.data.path)
     require_held_out(data.index, config.data, config.eval.split)
+    if not set(config.data.cameras) & set(data.index.cameras) and (config.views or config.objective is not None):
+        raise DataError(
+            f"{config.data.path}: expected images of one of data.cameras {config.data.cameras}, found cameras "
+            f"{data.index.cameras}; waypoints without images take waypoints.use_cameras false"
+        )
     if config.objective is not None:
         return []
     require_scored(scored(data.tables.waypoint_valid[data.anchors], config.data.waypoint_dt_s), config.data.path)

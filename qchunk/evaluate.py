@@ -271,7 +271,10 @@ def evaluate_run(
     if execution is not None and execution.how == "realtime":
         policy.require_completing()
     action, rules = policy.agent.dims.action, simulators.rules_of(config)
-    simulators.require_widths("--env", name, config.data.path, observation=widths, action=action, rules=rules)
+    view = view_of(config, policy.agent.dims)
+    simulators.require_widths(
+        "--env", name, config.data.path, observation=widths, action=action, view=view, rules=rules
+    )
     return evaluate(
         policy.chunks,
         name,
@@ -281,7 +284,7 @@ def evaluate_run(
         num_envs=num_envs or config.eval.num_envs,
         rows=config.eval.rows,
         horizon=policy.agent.action_horizon,
-        view=view_of(config, policy.agent.dims),
+        view=view,
         rules=rules,
         execution=execution,
         max_steps=max_steps or config.eval.max_steps,

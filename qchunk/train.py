@@ -309,6 +309,8 @@ def require_fit(config: QChunkConfig, dataset: data.Dataset) -> None:
                 observation=observation,
                 action=dims.action,
                 kept={} if field == "eval.env" else _kept(config, dataset),
+                view=view_of(config, dims),
+                keeps_images=field == "online.env",
                 rules=simulators.rules_of(config),
             )
             seen.add(name)

@@ -55,11 +55,10 @@ def decode(data: bytes | memoryview, *, source: str) -> UInt8[np.ndarray, "h w 3
         if data[:3] == _JPEG:
             require_few_scans(data, source=source)
             return simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
+        require_eight_bits(data, source)
         png.require_whole(data)
         # Not Image.open, which has a limit of pixels of its own. Texts and profiles are bounded by Pillow.
         with PngImagePlugin.PngImageFile(io.BytesIO(data)) as png_file:
-            if png_file.mode not in ("RGB", "RGBA", "L", "P"):
-                raise DataError(f"{source}: expected an 8-bit image, found PNG mode {png_file.mode} (a depth map?)")
             return np.asarray(png_file.convert("RGB"))
     except (ValueError, OSError, SyntaxError, EOFError, OverflowError, struct.error, zlib.error) as error:
         raise DataError(
@@ -81,6 +80,16 @@ def read_image_size(data: bytes | memoryview, *, source: str) -> tuple[int, int]
         raise DataError(f"{source}: expected JPEG or PNG data, found {len(data)} bytes that begin with {begin!r}")
     require_pixels(height, width, source)
     return height, width
+
+
+def require_eight_bits(head: bytes | memoryview, source: str) -> None:
+    """Raises DataError where an image's first bytes are those of a PNG of 16 bits: a depth map, or 12 bits of a camera,
+    of which an 8-bit image would keep the high byte alone."""
+    if head[:8] == _PNG and len(head) > 24 and head[24] > 8:
+        raise DataError(
+            f"{source}: expected an 8-bit image, found a PNG of {head[24]} bits (a depth map?); scale it to 0..255, "
+            "and write it with 8"
+        )
 
 
 def require_upright(head: bytes, source: str) -> None:

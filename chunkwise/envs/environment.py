@@ -142,8 +142,14 @@ def executed(env: Environment, action: Float[np.ndarray, " a"]) -> Float32[np.nd
     """Returns an action as it is executed and kept: within what the environment takes, in 32 bits.
 
     Bounds in 64 bits give 64 bits, which played again from a file would be other numbers.
+
+    Raises:
+      RunError: The environment's clip gives another shape, which numpy might spread over the action that is kept.
     """
-    return np.asarray(env.clip(action), np.float32)
+    clipped = np.asarray(env.clip(action), np.float32)
+    if clipped.shape != np.shape(action):
+        raise RunError(f"clip() gave shape {clipped.shape} of an action of shape {np.shape(action)}; expected the same")
+    return clipped
 
 
 def make(spec: EnvSpec, task: str = "") -> Environment:

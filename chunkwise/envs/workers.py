@@ -393,8 +393,12 @@ def require_step(what: str, step: object) -> None:
         raise RunError(f"{what} observed a {type(step.observation).__name__}; expected a dict of arrays by name")
     require_finite(what, step.observation)
     for name in ("reward", "success", "terminated", "truncated"):
-        if not isinstance(value := getattr(step, name), numbers.Real | np.bool_) and np.shape(value) != ():
+        if isinstance(value := getattr(step, name), numbers.Real | np.bool_):
+            continue
+        if np.shape(value) != ():
             raise RunError(f"{what} gave the {name} {value!r}; expected one number or bool, not an array")
+        if np.asarray(value).dtype.kind not in "biuf":  # of torch and jax, too
+            raise RunError(f"{what} gave the {name} {value!r}; expected one number or bool")
     try:
         reward = float(step.reward)  # of torch and jax, too
     except (TypeError, ValueError) as error:

@@ -49,11 +49,11 @@ class Spec:
         """Returns an observation of the right names, shapes and dtypes."""
         made: dict[str, Any] = {}
         for name, entry in self.observation.items():
-            *parents, last = name.split("/")
-            inner = made
-            for parent in parents:
-                inner = inner.setdefault(parent, {})
-            inner[last] = entry.example()
+            first, inside, last = name.partition("/")  # of a camera's own name, too: image/rig/left is of rig/left
+            if inside:
+                made.setdefault(first, {})[last] = entry.example()
+            else:
+                made[first] = entry.example()
         return made
 
     def plain(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from driving.config import BRAKING_M, BRAKING_S, DataConfig, Split
 from driving.data.augment import Draws, augment, kept_cameras, mirror_order, sideless_note
 from driving.data.batch import Batch, Sample, collate
 from driving.data.calibration import Calibration, make_calibration
-from driving.data.images import CachedImages, FileImages, ImageSource, columns
+from driving.data.images import CachedImages, FileImages, ImageSource, by_camera, columns
 from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
@@ -329,21 +329,23 @@ def open_data(
     if config.cache_mb:
         images = CachedImages(images, config.cache_mb * 1_000_000)
     absent = [name for name in config.cameras if name not in index.cameras]
-    if len(absent) == len(config.cameras):
-        raise DataError(f"{path}: expected images of {list(config.cameras)}, found cameras {list(index.cameras)}")
+    if len(absent) == len(config.cameras) and config.min_cameras:
+        raise DataError(
+            f"{path}: expected images of {list(config.cameras)}, found cameras {list(index.cameras)}. Name those in "
+            "data.cameras; for waypoints without any (waypoints.use_cameras false), set data.min_cameras 0"
+        )
     if absent:
         notes.append(f"data.cameras: no episode has {absent}, masked in every sample; found {list(index.cameras)}")
     check_absent(index, config, notes)
     episodes = members(index, config, split, notes, keep=keep_split)
     tables = make_tables(index, config)
-    picks = np.array(columns(index, config.cameras))
-    seen = (index.image_status[:, picks] == PRESENT) & (picks >= 0)
+    seen = by_camera(index, index.image_status == PRESENT, config.cameras, False)
     inside = np.zeros(index.frames, bool)
     for episode in episodes.tolist():
         inside[index.rows(episode)] = True
     enough = seen.sum(1) >= config.min_cameras
     # Where images are asked for, a moment without any lacks what the sample is drawn for.
-    there = tables.time_valid & (seen.any(1)[tables.rows] | (config.min_cameras == 0))
+    there = tables.time_valid & ((seen.sum(1) > 0)[tables.rows] | (config.min_cameras == 0))
     complete = there.all(1) | (config.incomplete == "mask")
     anchors = np.flatnonzero(inside & enough & complete)
     notes.append(

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from driving.config import DataConfig
-from driving.data.images import columns
+from driving.data.images import by_camera
 from driving.data.index import Index
 from driving.data.tables import Tables
 from driving.data.targets import relative_pose
@@ -53,12 +53,9 @@ class Calibration:
 
 def make_calibration(index: Index, tables: Tables, config: DataConfig) -> Calibration:
     """Gathers it for the cameras of the config."""
-    picks = np.array(columns(index, config.cameras))
-    there = picks >= 0
 
     def of(array: np.ndarray, empty: float | int) -> np.ndarray:
-        mask = there.reshape(-1, *(1,) * (array.ndim - 2))
-        return np.where(mask, array[:, picks], np.asarray(empty, array.dtype))
+        return by_camera(index, array, config.cameras, empty)
 
     offset = of(index.t_offset_s, 0.0).astype(np.float64)
     return Calibration(

@@ -158,6 +158,14 @@ def columns(index: Index, cameras: Sequence[str]) -> list[int]:
     return [index.cameras.index(name) if name in index.cameras else -1 for name in cameras]
 
 
+def by_camera(index: Index, array: np.ndarray, cameras: Sequence[str], empty: float | int) -> np.ndarray:
+    """Returns what an array [T, all cameras, ...] of an index says of these cameras; `empty` of those that it lacks."""
+    picks = np.array(columns(index, cameras))
+    found = np.full((len(array), len(picks), *array.shape[2:]), empty, array.dtype)
+    found[:, picks >= 0] = array[:, picks[picks >= 0]]
+    return found
+
+
 def read_bytes(file: str) -> bytes:
     """A file's bytes, tried again if reading fails. Raises DataError with its path, at once if it is no file or too
     large."""

@@ -29,7 +29,7 @@ from chunkwise.files.links import Bounds
 from chunkwise.printable import printable, say
 from driving.config import DataConfig
 from driving.data.episodes import episode_names
-from driving.data.images import FILTER, FileImages, columns, read_bytes
+from driving.data.images import FILTER, FileImages, by_camera, read_bytes
 from driving.data.index import INDEX_FILE, PRESENT, Index, concatenate, differing
 from driving.data.index import pack as pack_index
 from driving.data.scan import scan
@@ -233,8 +233,7 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
     anew = _Opener(_folder(config), index, settings_in(out, manifest), None, [], 0)()
     files = FileImages(_folder(config), index, config.cameras)
     rows = np.unique(np.linspace(0, index.frames - 1, min(index.frames, CHECKED_FRAMES)).astype(np.int64))
-    picks = np.array(columns(index, config.cameras))
-    wanted = (index.image_status[rows] == PRESENT)[:, picks] & (picks >= 0)
+    wanted = by_camera(index, index.image_status[rows] == PRESENT, config.cameras, False)
     seconds = {"raw": 0.0, "packed": 0.0}
     worst, total = 0, 0.0
     for n, row in enumerate(rows.tolist()):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from chunkwise.data.images import read_image_size, require_upright
+from chunkwise.data.images import read_image_size, require_eight_bits, require_upright
 from chunkwise.data.problems import Problem
 from chunkwise.data.walking import crash, walk
 from chunkwise.distributed.jobs import Hands
@@ -274,6 +274,7 @@ def _look_at(file: str) -> tuple[tuple[int, int], bytes]:
             f"expected the end marker of an image in its last KiB, found none in {status.st_size} bytes: cut short"
         )
     require_upright(head, file)
+    require_eight_bits(head, file)
     return size, f"{status.st_size}\n".encode() + head
 
 

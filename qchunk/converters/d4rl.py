@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Int64
 
 from chunkwise.data.problems import Problem, refuse
 from chunkwise.errors import ConfigError, DataError, one_line
 from qchunk.converters.hdf5_arrays import read_flags, read_numbers
 from qchunk.converters.recording import ConvertSettings, Reading, Recording, as_float32, check_arrays
 from qchunk.data.readers.hdf5 import UNREADABLE, open_h5, require_affordable
+from qchunk.data.readers.ogbench import SEAM_DISTANCE, distance
 
 _ARRAYS = ("actions", "observations", "rewards", "next_observations", "terminals", "timeouts")
-SEAM_DISTANCE = 1e-6
-"""Distance of a next observation from the next row's above which the rows are of two episodes, as in IQL's loader."""
-_ROUNDING = 4 * np.finfo(np.float32).eps
-"""Part of a number's size that counts as no distance: the two arrays may be stored in different precision."""
 
 
 class D4rlReader:
@@ -128,7 +125,8 @@ def _seams(
         seams["timeouts"] = arrays["timeouts"]
     if "next_observations" in arrays:
         unmarked = np.zeros(len(terminals), bool)
-        unmarked[:-1] = _distance(arrays["next_observations"][:-1], arrays["observations"][1:]) > SEAM_DISTANCE
+        shown, following = as_float32(arrays["observations"]), as_float32(arrays["next_observations"])
+        unmarked[:-1] = distance(following[:-1], shown[1:]) > SEAM_DISTANCE
         seams["discontinuity"] = unmarked & ~np.logical_or.reduce(list(seams.values()))
         if 2 * (count := int(seams["discontinuity"].sum())) > len(terminals):
             raise DataError(
@@ -146,14 +144,6 @@ def _seams(
             "limit; say --max-episode-steps N (1000 for gym locomotion)"
         )
     return seams | {"all": np.logical_or.reduce(list(seams.values()))}
-
-
-def _distance(one: np.ndarray, other: np.ndarray) -> Float32[np.ndarray, " n"]:
-    """Euclidean distance of rows in 32 bits, without what rounding explains."""
-    one, other = as_float32(one), as_float32(other)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is reported where it is read
-        apart = np.abs(one - other) - _ROUNDING * np.maximum(np.abs(one), np.abs(other))
-        return np.linalg.norm(np.maximum(apart, 0), axis=1)
 
 
 def _time_limit(flagged: Bool[np.ndarray, " N"], steps: int) -> Bool[np.ndarray, " N"]:

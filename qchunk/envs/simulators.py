@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, UInt8
 
 from chunkwise.envs import environment, names
 from chunkwise.envs.environment import Environment, EnvSpec
-from chunkwise.envs.failures import close_anyway
+from chunkwise.envs.failures import Shapes, close_anyway, require_cameras
 from chunkwise.envs.workers import told
 from chunkwise.errors import ConfigError
 from qchunk.config import QChunkConfig
@@ -86,9 +86,13 @@ def require_widths(
     observation: tuple[str, int],
     action: int,
     kept: Mapping[str, int] = MappingProxyType({}),
+    view: View | None = None,
+    keeps_images: bool = False,
     rules: Rules = USUAL,
 ) -> None:
     """Makes the environment and compares its widths with those of the dataset that a policy for it learns from.
+
+    Of an environment of the user's own, or Gymnasium's, an image of each camera is looked at, too.
 
     Args:
       field: Of the config, that names it.
@@ -97,18 +101,26 @@ def require_widths(
       observation: Name and width of the array that the policy sees.
       action: Width of its actions.
       kept: Names and widths of all arrays that the online phase keeps, since the dataset has them; none otherwise.
+      view: What the policy sees of the scene; None: no images.
+      keeps_images: Whether they are kept as they are shown, so that their size has to be the view's.
       rules: Of the run.
 
     Raises:
-      ConfigError: They differ; or as `make`.
+      ConfigError: They differ, or images have another size; or as `make`.
+      DataError: It does not show a camera.
       RunError: The environment failed.
     """
     key, width = observation
+    looked = view if name not in OWN else None  # this package's own renders, which takes a second, what it is asked for
     with told(f"the environment {name} could not be made"):
-        env = make(name, rules=rules)
+        env = make(name, looked, rules)
     try:
         with told(f"the environment {name} (reset with seed 0, step 0) failed"):
             observed, taken = env.reset(0), env.action_dim
+        if looked is not None:
+            with told(f"the environment {name} (reset with seed 0, step 0) failed to show images"):
+                images = env.images()
+            _require_shown(field, name, images, looked, exact=keeps_images)
     finally:
         close_anyway(f"the environment {name}", env.close)
     if key not in observed:
@@ -138,6 +150,19 @@ def require_widths(
         raise ConfigError(
             f"{field} is {name!r}, which shows {there or 'neither'} beside {key}; expected the widths {dict(kept)} "
             f"of the dataset in data.path {path}, since online transitions are kept and drawn with the same arrays"
+        )
+
+
+def _require_shown(field: str, name: str, images: Mapping[str, np.ndarray], view: View, *, exact: bool) -> None:
+    """Raises what is wrong with images of an environment, before anything learns to act in it."""
+    require_cameras(f"{field} is {name!r}, which", images, view.cameras)
+    shown = {camera: images[camera] for camera in view.cameras}
+    Shapes().require_images(f"{field} {name!r}: images()", shown)
+    wanted = (*view.image_size, 3)
+    if other := {camera: np.shape(image) for camera, image in shown.items() if exact and np.shape(image) != wanted}:
+        raise ConfigError(
+            f"{field} is {name!r}, whose images are {other}; expected {wanted}, as data.image_size, since the online "
+            "phase keeps them as they are shown: the spec that the factory is given says the size (docs/extend.md)"
         )
 
 
@@ -179,7 +204,8 @@ def require_images(name: str, view: View) -> None:
 
 
 def stacked_images(images: Mapping[str, np.ndarray], view: View) -> UInt8[np.ndarray, "*b k h w 3"]:
-    """Stacks cameras' images as a policy takes them, of one frame or of many."""
+    """Stacks cameras' images as a policy takes them, of one frame or of many. Raises DataError if one is missing."""
+    require_cameras("the environment", images, view.cameras)
     return np.stack([images[camera] for camera in view.cameras], axis=-4)
 
 

@@ -101,9 +101,9 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
         problems += check_lengths(name, arrays, DATASETS) + check_finite(name, arrays, DATASETS)
     if isinstance(env, bytes):  # a text of fixed length
         env = env.decode(errors="replace")
-    if not isinstance(success, bool | np.bool_ | np.integer | None):
+    if success is not None and not (isinstance(success, bool | np.bool_ | np.integer) and success in (0, 1)):
         found = f"{success!r} of type {type(success).__name__}"
-        problems.append(Problem(file=name, key="attribute success", expected="a bool", found=found))
+        problems.append(Problem(file=name, key="attribute success", expected="a bool, 0 or 1", found=found))
         success = None
     action = arrays.get("action", np.zeros((0, 0)))
     return EpisodeReport(

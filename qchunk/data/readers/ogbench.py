@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float32
 
 from chunkwise.data.episodes import Episode
 from chunkwise.data.problems import Problem
@@ -32,6 +33,7 @@ KEYS = {
     "next_state": "next_observations",
     "action": "actions",
     "terminal": "terminals",
+    "timeout": "timeouts",
     "reward": "rewards",
     "mask": "masks",
     "sim_qpos": "qpos",
@@ -42,7 +44,12 @@ KEPT_BYTES = 4 << 30
 """Unpacked arrays of files that are kept for later episodes; a million transitions of cube-quadruple take 0.7 GiB."""
 VALIDATION = "-val.npz"
 UNREADABLE = (OSError, DataError)
-_VECTORS = ("terminal", "reward", "mask")
+SEAM_DISTANCE = 1e-6
+"""Distance of a next observation from the next row's above which the rows are of two episodes, as in IQL's loader."""
+_ROUNDING = 4 * np.finfo(np.float32).eps
+"""Part of a number's size that counts as no distance: the two arrays may be stored in different precision."""
+_VECTORS = ("terminal", "timeout", "reward", "mask")
+_LEFT = ("state", "next_state", "terminal", "timeout")  # of no step
 _EXACT = ("reward", "mask", "sim_qpos")  # kept in 64 bits
 
 
@@ -161,7 +168,7 @@ def _whole_file_problems(name: str, arrays: Mapping[str, np.ndarray]) -> list[Pr
         problems.append(
             Problem(file=name, key=KEYS["next_state"], expected=f"{expected}, as observations", found=found)
         )
-    for key in ("terminal", "mask"):
+    for key in ("terminal", "timeout", "mask"):
         flags = arrays.get(key, np.zeros(0))
         wrong = np.flatnonzero(~np.isin(flags, (0, 1)))  # NaN among them, which would end an episode
         if len(wrong):
@@ -170,7 +177,31 @@ def _whole_file_problems(name: str, arrays: Mapping[str, np.ndarray]) -> list[Pr
     if not problems and not (rows and arrays["terminal"][-1] == 1):
         expected, found = "1 in the last row: an episode that ends", f"{rows} rows, the last unfinished"
         problems.append(Problem(file=name, key="terminals", row=rows - 1, expected=expected, found=found))
-    return problems
+    return problems or _unmarked_ends(name, arrays)
+
+
+def _unmarked_ends(name: str, arrays: Mapping[str, np.ndarray]) -> list[Problem]:
+    """Ends of episodes that `terminals` does not have, as in D4RL's files: chunks would run on into the next one."""
+    marked, hint = arrays["terminal"][:-1] == 1, "1 where an episode ends, and masks 0 where it was terminated"
+    late = arrays.get("timeout", arrays["terminal"])[:-1] == 1
+    found = {"timeouts 1": np.flatnonzero(late & ~marked)}
+    if "next_state" in arrays:
+        apart = distance(arrays["next_state"][:-1], arrays["state"][1:]) > SEAM_DISTANCE
+        found["next_observations that is not the next row's observation"] = np.flatnonzero(apart & ~marked)
+    return [
+        Problem(
+            file=name, key="terminals", row=int(rows[0]), expected=hint, found=f"0 beside {of} ({len(rows)} row(s))"
+        )
+        for of, rows in found.items()
+        if len(rows)
+    ]
+
+
+def distance(one: Float32[np.ndarray, "n d"], other: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, " n"]:
+    """Returns the Euclidean distance of rows, without what rounding explains."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is reported where it is read
+        apart = np.abs(one - other) - _ROUNDING * np.maximum(np.abs(one), np.abs(other))
+        return np.linalg.norm(np.maximum(apart, 0), axis=1)
 
 
 def _bytes(*files: tuple[Mapping[str, np.ndarray], object]) -> int:
@@ -187,7 +218,7 @@ def cut(arrays: Mapping[str, np.ndarray], first: int, last: int) -> dict[str, np
     """Cuts out one episode: T rows of everything, T + 1 of state."""
     shifted = "next_state" in arrays
     steps = last if shifted else last - 1
-    episode = {key: arrays[key][first:steps] for key in arrays if key not in ("state", "next_state", "terminal")}
+    episode = {key: arrays[key][first:steps] for key in arrays if key not in _LEFT}
     if shifted:
         episode["state"] = np.concatenate([arrays["state"][first:last], arrays["next_state"][last - 1 : last]])
     else:

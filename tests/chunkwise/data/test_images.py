@@ -21,6 +21,7 @@ from chunkwise.data.images import (
     encode_png,
     orientation,
     read_image_size,
+    require_eight_bits,
     require_pixels,
     require_upright,
     resize_into,
@@ -56,6 +57,9 @@ def test_grey_and_transparent_png_become_rgb() -> None:
     np.testing.assert_array_equal(decode(png(grey), source="x"), np.repeat(grey[..., None], 3, -1))
     rgba = np.concatenate([smooth(4, 5), np.full((4, 5, 1), 9, np.uint8)], -1)
     np.testing.assert_array_equal(decode(png(rgba), source="x"), rgba[..., :3])
+    np.testing.assert_array_equal(decode(png(rgba[..., 2:]), source="x"), np.repeat(rgba[..., 2:3], 3, -1))
+    black = grey > 128
+    np.testing.assert_array_equal(decode(png(black), source="x"), np.repeat(255 * black[..., None], 3, -1))
 
 
 def test_what_is_encoded_as_png_comes_back_exactly() -> None:
@@ -105,8 +109,28 @@ def test_other_formats_and_depth_maps_are_refused() -> None:
         decode(b"GIF89a" + bytes(50), source="x")
     depth = io.BytesIO()
     Image.fromarray(np.full((4, 4), 3000, np.uint16)).save(depth, "PNG")
-    with pytest.raises(DataError, match="depth map"):
+    with pytest.raises(DataError, match=r"^x: expected an 8-bit image, found a PNG of 16 bits \(a depth map\?\)"):
         decode(depth.getvalue(), source="x")
+
+
+def png_of_16_bits_a_channel() -> bytes:
+    """1 x 1, written by hand: Pillow writes none, and reads its high bytes alone."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header, pixel = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0), struct.pack(">BHHH", 0, 4095, 2048, 15)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(pixel)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def test_colours_of_16_bits_are_refused_by_the_first_bytes() -> None:
+    """A camera's 12 bits were numbers from 0 to 15."""
+    data = png_of_16_bits_a_channel()
+    require_eight_bits(png(smooth(4, 5))[:64], "x")
+    for refused in (lambda: decode(data, source="x"), lambda: require_eight_bits(data[:64], "x")):
+        with pytest.raises(DataError, match=r"^x: expected an 8-bit image, found a PNG of 16 bits"):
+            refused()
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

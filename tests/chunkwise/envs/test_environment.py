@@ -10,7 +10,8 @@ import pytest
 
 from chunkwise.envs import environment
 from chunkwise.envs.environment import EnvSpec, Observation, Step, make, state_hash
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, RunError
+from tests.chunkwise.envs.countdown import Countdown
 
 HERE = "tests.chunkwise.envs.test_environment"
 
@@ -112,3 +113,18 @@ def test_workers_start_without_jax() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+class Spread(Countdown):
+    """Clips two numbers to one."""
+
+    def clip(self, action: Any) -> Any:
+        return np.clip(action[:1], -1, 1)
+
+
+def test_a_clip_of_another_shape_is_refused() -> None:
+    """numpy would spread it over the action that is kept, which is not what was executed."""
+    env = Spread(EnvSpec(suite="mine:Spread"))
+    assert environment.executed(env, np.array([3.0])).tolist() == [1.0]
+    with pytest.raises(RunError, match=r"^clip\(\) gave shape \(1,\) of an action of shape \(2,\); expected the same$"):
+        environment.executed(env, np.zeros(2))

@@ -182,8 +182,10 @@ def test_a_step_is_numbers_and_arrays_by_name() -> None:
     wrong: list[tuple[str, Any, str]] = [
         ("reward", np.ones(1), r"gave the reward array\(\[1\.\]\); expected one number or bool, not an array"),
         ("reward", jnp.ones(1), "gave the reward .*; expected one number or bool, not an array"),
-        ("reward", None, "gave the reward None; expected one number"),
-        ("reward", "high", "gave the reward 'high'; expected one number"),
+        ("reward", None, "gave the reward None; expected one number or bool"),
+        ("reward", "high", "gave the reward 'high'; expected one number or bool"),
+        ("terminated", "no", "gave the terminated 'no'; expected one number or bool"),
+        ("success", None, "gave the success None; expected one number or bool"),
         ("success", np.array([True, False]), "gave the success .*; expected one number or bool, not an array"),
         ("terminated", [True], "gave the terminated .*; expected one number or bool, not an array"),
         ("observation", None, "observed a NoneType; expected a dict of arrays by name"),

@@ -259,6 +259,53 @@ def test_only_what_the_model_uses_is_asked_for(drives: Path, tmp_path: Path):
     assert isinstance(policy, Policy)
 
 
+def test_a_policy_without_images_learns_from_drives_without(tmp_path: Path):
+    """As driving.convert --no-images writes them; one that looks is refused by name."""
+
+    def without(tree: dict[str, Any]) -> None:
+        change(tree)
+        for frame in tree["frames"]:
+            frame["observations"]["cameras"] = {}
+
+    for i in range(6):
+        write_drive(tmp_path / "drives", f"drive_{i}", frames=FRAMES, dt=DT, start_yaw=float(i), change=without)
+    blind = config_of(tmp_path / "drives", tmp_path / "run", use_cameras=False)
+    train_config = dataclasses.replace(blind.train, steps=2, ema_decay=None)
+    with pytest.raises(DataError, match=r"found cameras \[\]\. .* set data\.min_cameras 0$"):
+        train.main(dataclasses.replace(blind, train=train_config), "test")
+    data = dataclasses.replace(blind.data, min_cameras=0)
+    seeing = config_of(tmp_path / "drives", tmp_path / "seeing")
+    with pytest.raises(DataError, match=r"expected images of one of data\.cameras .* waypoints\.use_cameras false"):
+        train.main(dataclasses.replace(seeing, data=data), "test")
+    run = dataclasses.replace(blind.run, dir=str(tmp_path / "blind"))
+    train.main(dataclasses.replace(blind, train=train_config, data=data, run=run), "test")
+    policy = load_policy(tmp_path / "blind")
+    assert policy.infer(policy.example())["actions"].shape == (20, 2)
+
+
+def test_a_camera_whose_name_has_folders_is_shown_as_one(tmp_path: Path):
+    """As a topic of a robot's; `rig` beside `rig/left` was a traceback, and one alone a dict of its own."""
+    names = {"front": "rig", "front_left": "rig/left"}
+
+    def renamed(tree: dict[str, Any]) -> None:
+        change(tree)
+        for frame in tree["frames"]:
+            cameras = frame["observations"]["cameras"]
+            frame["observations"]["cameras"] = {name: cameras[old] for old, name in names.items() if old in cameras}
+
+    for i in range(6):
+        write_drive(tmp_path / "drives", f"drive_{i}", frames=FRAMES, dt=DT, start_yaw=float(i), change=renamed)
+    config = config_of(tmp_path / "drives", tmp_path / "run")
+    augment = dataclasses.replace(config.data.augment, flip=0.0)
+    data = dataclasses.replace(config.data, cameras=("rig", "rig/left"), min_cameras=0, augment=augment)
+    train.main(dataclasses.replace(config, data=data), "test")
+    policy = load_policy(tmp_path / "run")
+    example = policy.example()
+    assert list(example["image"]) == ["rig", "rig/left"]
+    assert policy.infer(example)["actions"].shape == (20, 2)
+    policy.compile([1])
+
+
 def test_a_pretraining_has_no_policy(drives: Path, tmp_path: Path):
     first = dataclasses.replace(
         config_of(drives, tmp_path), waypoints=None, objective=ObjectiveConfig(cross_camera=1.0)

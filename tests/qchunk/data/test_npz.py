@@ -74,7 +74,10 @@ def test_shifted_files_with_rewards_and_masks(tmp_path: Path):
         "rewards": np.arange(7, dtype=np.float32),
         "masks": np.array([1, 1, 0, 1, 1, 0, 1], np.float32),
     }
-    content = write_npz(tmp_path / "a.npz", lengths=(3, 4), **extra)
+    content = write_npz(tmp_path / "a.npz", lengths=(3, 4))
+    for first, last in ((0, 3), (3, 7)):
+        extra["next_observations"][first : last - 1] = content["observations"][first + 1 : last]
+    np.savez(tmp_path / "a.npz", **content, **extra)  # pyright: ignore[reportArgumentType]
     found = source(tmp_path / "a.npz", format="ogbench_npz")
     assert found.lengths.tolist() == [3, 4]
     episode = found.load(1)
@@ -82,6 +85,35 @@ def test_shifted_files_with_rewards_and_masks(tmp_path: Path):
     assert episode.terminated.tolist() == [False, False, True, False]
     np.testing.assert_array_equal(episode.states["state"][:4], content["observations"][3:])
     np.testing.assert_array_equal(episode.states["state"][4], extra["next_observations"][6])
+
+
+def test_ends_that_only_timeouts_or_next_observations_tell_are_refused(tmp_path: Path):
+    """As D4RL marks a time limit; chunks went on into the next episode."""
+    content = write_npz(tmp_path / "a.npz", lengths=(3, 4))
+    following = np.concatenate([content["observations"][1:], content["observations"][:1]])
+    shifted = content | {"next_observations": following, "timeouts": content["terminals"].astype(bool)}
+    np.savez(tmp_path / "a.npz", **shifted)  # pyright: ignore[reportArgumentType]
+    assert source(tmp_path / "a.npz", format="ogbench_npz").lengths.tolist() == [3, 4]
+
+    late = np.zeros(7)
+    late[[1, 2]] = 1
+    np.savez(tmp_path / "a.npz", **shifted | {"timeouts": late})  # pyright: ignore[reportArgumentType]
+    expected = "expected 1 where an episode ends, and masks 0 where it was terminated, found 0 beside"
+    text = refused(tmp_path / "a.npz", format="ogbench_npz")
+    assert f"a.npz: terminals, row 1: {expected} timeouts 1 (1 row(s))" in text
+
+    following[4] += 1e-3
+    np.savez(tmp_path / "a.npz", **shifted | {"next_observations": following})  # pyright: ignore[reportArgumentType]
+    of = "next_observations that is not the next row's observation (1 row(s))"
+    assert f"terminals, row 4: {expected} {of}" in refused(tmp_path / "a.npz", format="ogbench_npz")
+    following[4] = content["observations"][5].astype(np.float16).astype(np.float32)
+    rounded = content["observations"].astype(np.float16)
+    both = {"observations": rounded, "next_observations": following}
+    both["next_observations"] = np.concatenate([rounded[1:], rounded[:1]]).astype(np.float64)
+    np.savez(tmp_path / "a.npz", **shifted | both)  # pyright: ignore[reportArgumentType]
+    assert source(tmp_path / "a.npz", format="ogbench_npz").lengths.tolist() == [3, 4], "in another precision"
+    np.savez(tmp_path / "a.npz", **shifted | {"timeouts": late + 0.5})  # pyright: ignore[reportArgumentType]
+    assert "timeouts, row 0: expected 0 or 1, found 0.5" in refused(tmp_path / "a.npz", format="ogbench_npz")
 
 
 @pytest.mark.parametrize("kept", [0, 4 << 30])

@@ -245,11 +245,13 @@ class TestAloha:
         write(tmp_path / "text.hdf5", content | {"/action": np.array([[b"a"] * 4] * 6)}, success=True)
         write(tmp_path / "ended.hdf5", content | {"/terminated": np.full(6, 2)}, success=True)
         write(tmp_path / "label.hdf5", content, success="False")
+        write(tmp_path / "unknown.hdf5", content, success=-1)
         text = refused(tmp_path)
+        assert "unknown.hdf5: attribute success: expected a bool, 0 or 1, found" in text
         assert "flat.hdf5: /action: expected shape [T, d], found shape (6,)" in text
         assert "text.hdf5: /action: expected numbers, found dtype |S1" in text
         assert "ended.hdf5: /terminated: expected 0 or 1 in each frame, found values 2 to 2" in text
-        assert "label.hdf5: attribute success: expected a bool, found 'False' of type str" in text
+        assert "label.hdf5: attribute success: expected a bool, 0 or 1, found 'False' of type str" in text
 
     def test_a_damaged_checksummed_frame_is_refused(self, tmp_path: Path):
         dataset(tmp_path, lengths=(6, 6))

@@ -1,11 +1,13 @@
 """The environments that a config names, as they are looked at before a run begins."""
 
+import contextlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chunkwise.envs.environment import EnvSpec
-from chunkwise.errors import ConfigError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError
 from qchunk.envs import simulators
 from tests.chunkwise.envs.countdown import Countdown
 
@@ -36,6 +38,54 @@ def test_the_environment_whose_widths_are_looked_at_is_closed_whatever_it_shows(
     with pytest.raises(RunError, match=r"reset with seed 0, step 0\) failed: ZeroDivisionError"):
         simulators.require_widths("eval.env", f"{name}:broken", "d", observation=("state", 2), action=3)
     assert Listed.open == 0
+
+
+class Shown(Countdown):
+    """Shows the images of its task's name."""
+
+    def images(self) -> Any:
+        kinds = {
+            "right": np.zeros((8, 6, 3), np.uint8),
+            "larger": np.zeros((16, 12, 3), np.uint8),
+            "float": np.zeros((8, 6, 3), np.float32),
+        }
+        return {"top": kinds["right"]} | ({} if self.spec.task == "missing" else {"side": kinds[self.spec.task]})
+
+
+@pytest.mark.parametrize(
+    ("task", "keeps", "error", "words"),
+    [
+        ("right", True, None, ""),
+        ("larger", False, None, ""),
+        (
+            "larger",
+            True,
+            ConfigError,
+            r"whose images are {'side': \(16, 12, 3\)}; expected \(8, 6, 3\), as data\.image_size",
+        ),
+        ("missing", False, DataError, "Shown:missing', which shows top; expected side too"),
+        ("float", False, RunError, r"Shown:float': images\(\) gave 'side' as float32; expected uint8"),
+    ],
+)
+def test_images_of_an_own_environment_are_looked_at_before_a_run_begins(
+    task: str, keeps: bool, error: type[Exception] | None, words: str
+) -> None:
+    """The online phase keeps them as they are shown; an evaluation resizes them."""
+    view = simulators.View(cameras=("side", "top"), render_size=(8, 6), image_size=(8, 6))
+    name = f"tests.qchunk.envs.test_simulators:Shown:{task}"
+    refused = contextlib.nullcontext() if error is None else pytest.raises(error, match=words)
+    with refused:
+        simulators.require_widths(
+            "online.env", name, "d", observation=("state", 2), action=3, view=view, keeps_images=keeps
+        )
+
+
+def test_a_camera_that_is_lacking_is_named_where_images_are_stacked() -> None:
+    view = simulators.View(cameras=("side", "top"), render_size=(2, 2), image_size=(2, 2))
+    images = {"top": np.full((2, 2, 3), 1, np.uint8), "side": np.full((2, 2, 3), 2, np.uint8)}
+    assert simulators.stacked_images(images, view)[:, 0, 0, 0].tolist() == [2, 1]
+    with pytest.raises(DataError, match="shows top; expected side too"):
+        simulators.stacked_images({"top": images["top"]}, view)
 
 
 def test_gymnasiums_environments_may_show_images() -> None:

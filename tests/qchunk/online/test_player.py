@@ -10,7 +10,7 @@ import pytest
 
 from chunkwise.config.experiment import TrainConfig
 from chunkwise.envs.environment import Observation, Step
-from chunkwise.errors import ConfigError, MismatchError, RunError, StorageError
+from chunkwise.errors import ConfigError, DataError, MismatchError, RunError, StorageError
 from qchunk import train
 from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import open_dataset
@@ -20,7 +20,7 @@ from qchunk.online.replay import read
 from qchunk.train import require_fit
 from tests.qchunk import recordings
 from tests.qchunk.data.test_npz import write_npz
-from tests.qchunk.online.test_phase import STATE, TASK, Line, config_of, never, offline, online_of, run
+from tests.qchunk.online.test_phase import STATE, TASK, Line, config_of, never, offline, online_of, run, saved
 from tests.qchunk.recordings import ACTION
 
 
@@ -262,3 +262,23 @@ def test_an_episode_is_cut_as_by_a_time_limit(
     assert (
         "has not ended after 5 steps; if the environment has no time limit, cut episodes with online.max_steps" in said
     )
+
+
+def test_an_episode_that_would_have_ended_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same observations and rewards of an environment whose time limit was changed meanwhile."""
+    monkeypatch.setattr(simulators, "make", lambda name, view=None, rules=None: Line())
+    online = online_of(tmp_path)
+    online.rewind(None)
+    run(online, range(1))
+    position = saved(online)
+    assert len(read(tmp_path / "replay")) > 2
+    step = Line.step
+
+    def shorter(line: Line, action: np.ndarray) -> Step:
+        return dataclasses.replace(step(line, action), truncated=line.t == 2)
+
+    monkeypatch.setattr(Line, "step", shorter)
+    resumed = online_of(tmp_path)
+    resumed.rewind(position)
+    with pytest.raises(DataError, match="online episode 0: truncated at its step 2 is True, False in"):
+        run(resumed, range(1, 2))
