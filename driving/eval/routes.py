@@ -32,6 +32,7 @@ from chunkwise.files.durable import write_json
 from chunkwise.files.place import prepare_place, told_place
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
+from chunkwise.printable import say
 from chunkwise.reports.intervals import wilson
 from driving.config import DrivingConfig
 from driving.data.batches import open_data
@@ -162,6 +163,8 @@ def evaluate_run(
     path = out or run / f"evaluations/closed_loop-step_{policy.step:08d}-{drawn}.json"
     prepare_place(path)
     data = open_data(config.data, "train")
+    if told := other_angles(config, data.index):
+        say(f"note: {told}")
     blind = WaypointPolicy(
         baselines.blind_config(config, use_past=True),
         baselines.train_blind(config, baselines.EgoStates(data), use_past=True),
@@ -249,6 +252,22 @@ def spec_of(config: DrivingConfig, index: Index | None = None) -> EnvSpec:
         size = recorded
     views = tuple(view for view in config.views if view.partition("@")[0] in shown)
     return dataclasses.replace(_SPEC, cameras=views, image_size=size)
+
+
+def other_angles(config: DrivingConfig, index: Index) -> str:
+    """Says which cameras were recorded in another ratio of height to width than the first, which the town gives all
+    (`spec_of`); empty: none was."""
+    cameras = dict.fromkeys(view.partition("@")[0] for view in config.views)
+    sizes = {name: size for name in cameras if (size := recorded_size(index, name)) is not None}
+    first, *others = sizes or [""]
+    other = [name for name in others if sizes[name][0] * sizes[first][1] != sizes[name][1] * sizes[first][0]]
+    if not other:
+        return ""
+    found = ", ".join(f"{name} {sizes[name][0]} x {sizes[name][1]}" for name in (first, *other))
+    return (
+        f"images were recorded as {found}, and the town renders all cameras as {first}, so that the policy sees other "
+        "angles of the others than in training"
+    )
 
 
 _SPEC = EnvSpec(suite="town", task=TASK)

@@ -289,6 +289,26 @@ def test_where_nothing_was_to_be_recorded_the_data_say_the_angles(tmp_path: Path
     assert routes.spec_of(packed, index).image_size == (32, 48), "config.record made other data than these"
 
 
+def test_cameras_of_several_ratios_are_told(tmp_path: Path):
+    """The town has one size for all; whichever is named first is shown as it was recorded."""
+    write_drive(tmp_path, "one", frames=4, size=(32, 48))
+    data, steps = DataConfig(path=str(tmp_path), image_size=(32, 32)), TrainConfig(steps=1, batch_size=1)
+    config = DrivingConfig(train=steps, data=data, waypoints=WaypointConfig())
+    index = open_data(data, "all").index
+    assert routes.other_angles(config, index) == ""
+    sizes = index.image_size.copy()
+    sizes[:, index.cameras.index("front_left")] = (24, 48)
+    sizes[:, index.cameras.index("front_right")] = (64, 96)
+    several = dataclasses.replace(index, image_size=sizes)
+    said = routes.other_angles(config, several)
+    assert said.startswith(
+        "images were recorded as front 32 x 48, front_left 24 x 48, and the town renders all cameras"
+    )
+    blind = dataclasses.replace(config, waypoints=WaypointConfig(use_cameras=False))
+    alone = dataclasses.replace(config, data=dataclasses.replace(data, cameras=("front",)))
+    assert routes.other_angles(blind, several) == routes.other_angles(alone, several) == ""
+
+
 def test_a_camera_that_no_episode_has_is_off_in_the_town(tmp_path: Path):
     """In training it was masked in every sample: what the model makes of its images nothing has taught."""
 
