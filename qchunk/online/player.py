@@ -153,21 +153,16 @@ class Player:
             step = self._env.step(self._queue[0].copy())  # which an environment may change in place
             require_step(f"{self._where(len(self._unfinished))}: step()", step)
         taken = len(self._unfinished)  # this one included: the first record is of the reset
-        step = self._cut(step, taken)
-        if self._online.max_steps is None and taken == ENDLESS and not (step.terminated or step.truncated):
+        most = self._online.max_steps
+        if most is not None and taken >= most and not step.terminated:
+            step = dataclasses.replace(step, truncated=True)
+        elif most is None and taken == ENDLESS and not (step.terminated or step.truncated):
             print(
                 f"\n{self._online.env}: online episode {self.replay.episodes - 1} has not ended after {taken} steps; "
                 "if the environment has no time limit, cut episodes with online.max_steps N, in a new run",
                 flush=True,
             )
         return self._queue[0], step
-
-    def _cut(self, step: Step, taken: int) -> Step:
-        """Cuts the episode where online.max_steps are taken, this one included."""
-        most = self._online.max_steps
-        if most is None or taken < most or step.terminated:
-            return step
-        return dataclasses.replace(step, truncated=True)
 
     def record(self, action: np.ndarray, step: Step) -> dict[str, float] | None:
         """Records what came of an action, with images; what the episode was worth if it is over."""
@@ -206,10 +201,10 @@ class Player:
         for t, (record,) in enumerate(self._unfinished):
             if t:
                 with self._told(t):
-                    step = self._cut(env.step(record["action"]), t)
+                    step = env.step(record["action"])
                 self.observed = self._arrays(step.observation)
                 self._compare(episode, t, "reward", np.float64(step.reward), record["reward"])
-                for name in ("terminated", "truncated", "success"):
+                for name in ("terminated", "truncated", "success"):  # online.max_steps ended none that is unfinished
                     self._compare(episode, t, name, bool(getattr(step, name)), bool(record[name]))
             for name, found in self.observed.items():
                 self._compare(episode, t, name, found, record[name])
