@@ -64,6 +64,8 @@ class Shapes:
 
 def require_cameras(what: str, images: Mapping[str, Any], cameras: Collection[str]) -> None:
     """Raises DataError, which begins with `what`, if an environment does not show a camera that it was asked for."""
+    if not isinstance(images, Mapping):
+        raise DataError(f"{what} shows a {type(images).__name__}; expected a dict of images by camera")
     if missing := sorted({name for name in cameras if name not in images}):
         found = ", ".join(sorted(images)) or "none"
         raise DataError(f"{what} shows {found}; expected {', '.join(missing)} too, which cameras name")

@@ -103,7 +103,7 @@ def claim(
             whole = name == metadata.finished
             there = {key: made.get(key) for key in settings if key in made or not (begun and whole)}
             own = {key: settings[key] for key in there}
-            hint = ", or train on it as it is, with --record None" if whole else ""
+            hint = "; a training takes it as it is with --record None" if whole else ""
             _require_same(path, own, there, of="record.", hint=hint)
             return not whole
     if any(path.iterdir()):

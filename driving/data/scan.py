@@ -25,8 +25,8 @@ from driving.data.history import COLUMNS, History
 from driving.data.index import ABSENT, PRESENT, Index, concatenate, pack, unpack, without_empty_cameras
 from driving.data.rater import Rated
 
-CACHED, LAST = "driving-3", "driving-3-last"
-"""In the cache: indexes by content, and which of them is a folder's newest. Earlier versions' know less."""
+CACHED, LAST = "driving-4", "driving-4-last"
+"""In the cache: indexes by content, and which of them is a folder's newest. Earlier versions' know or refuse less."""
 HEAD_BYTES = 1 << 16
 """Bytes of each image that its hash covers, beside its size: the whole of a JPEG at training size."""
 TAIL_BYTES = 1 << 10

@@ -9,6 +9,7 @@ import jax
 
 from chunkwise.checkpoint.weights import Which, read_weights
 from chunkwise.config import saved
+from chunkwise.config.experiment import of_a_run_of_before
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.trust import require_own_files
@@ -44,7 +45,8 @@ def read_config(folder: Path) -> OpenpiRiptConfig:
             f"{folder}: expected the run's tokenizer in {TOKENIZER}, found none. Its config names "
             f"{config.tokenizer!r}, which is not read from here; if that is PaliGemma's, copy it there"
         )
-    config = dataclasses.replace(config, tokenizer=str(own))
+    with of_a_run_of_before():
+        config = dataclasses.replace(config, tokenizer=str(own))
     if config.env is None or not config.env.initial_states:
         return config
     states = folder / INITIAL_STATES
@@ -53,7 +55,8 @@ def read_config(folder: Path) -> OpenpiRiptConfig:
             f"{folder}: expected the run's initial states in {INITIAL_STATES}, found none. Its config names "
             f"{config.env.initial_states!r}, which is not read from here; if it is that file, copy it there"
         )
-    return dataclasses.replace(config, env=dataclasses.replace(config.env, initial_states=str(states)))
+    with of_a_run_of_before():
+        return dataclasses.replace(config, env=dataclasses.replace(config.env, initial_states=str(states)))
 
 
 def is_run(folder: Path) -> bool:

@@ -158,8 +158,13 @@ def _require_shown(field: str, name: str, images: Mapping[str, np.ndarray], view
     require_cameras(f"{field} is {name!r}, which", images, view.cameras)
     shown = {camera: images[camera] for camera in view.cameras}
     Shapes().require_images(f"{field} {name!r}: images()", shown)
+    shapes = {camera: np.shape(image) for camera, image in shown.items()}
+    if any(len(shape) != 3 or shape[-1] != 3 for shape in shapes.values()) or len(set(shapes.values())) > 1:
+        raise ConfigError(
+            f"{field} is {name!r}, whose images are {shapes}; expected [h, w, 3], the same of all cameras"
+        )
     wanted = (*view.image_size, 3)
-    if other := {camera: np.shape(image) for camera, image in shown.items() if exact and np.shape(image) != wanted}:
+    if other := {camera: shape for camera, shape in shapes.items() if exact and shape != wanted}:
         raise ConfigError(
             f"{field} is {name!r}, whose images are {other}; expected {wanted}, as data.image_size, since the online "
             "phase keeps them as they are shown: the spec that the factory is given says the size (docs/extend.md)"

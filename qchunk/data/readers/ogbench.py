@@ -187,7 +187,7 @@ def _unmarked_ends(name: str, arrays: Mapping[str, np.ndarray]) -> list[Problem]
     found = {"timeouts 1": np.flatnonzero(late & ~marked)}
     if "next_state" in arrays:
         apart = distance(arrays["next_state"][:-1], arrays["state"][1:]) > SEAM_DISTANCE
-        found["next_observations that is not the next row's observation"] = np.flatnonzero(apart & ~marked)
+        found["next_observations that is not the next row's observation"] = np.flatnonzero(apart & ~marked & ~late)
     return [
         Problem(
             file=name, key="terminals", row=int(rows[0]), expected=hint, found=f"0 beside {of} ({len(rows)} row(s))"

@@ -85,6 +85,8 @@ def test_pretraining_of_before_that_compared_nothing_is_read(tmp_path: Path) -> 
 
 def test_rounds_of_before_whose_share_of_the_dataset_was_no_row_are_read(tmp_path: Path) -> None:
     from openpi_ript.config import OpenpiRiptConfig
+    from openpi_ript.policies.saved import TOKENIZER
+    from openpi_ript.policies.saved import read_config as acting_config
 
     before = get_config("openpi_ript/debug_ript")
     given = {"train.batch_size": 4, "rollout.dataset_share": 0.05}
@@ -92,6 +94,8 @@ def test_rounds_of_before_whose_share_of_the_dataset_was_no_row_are_read(tmp_pat
     read = read_config(tmp_path, OpenpiRiptConfig)
     assert read.rollout is not None
     assert read.rollout.dataset_share == 0.05
+    (tmp_path / TOKENIZER).touch()
+    assert acting_config(tmp_path).tokenizer == str(tmp_path / TOKENIZER), "a policy, which has its own, is loaded"
     run = RunConfig(dir=str(tmp_path / "new"), resume=True)
     with of_a_run_of_before():
         new = dataclasses.replace(read, run=run)

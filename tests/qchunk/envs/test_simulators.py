@@ -1,6 +1,7 @@
 """The environments that a config names, as they are looked at before a run begins."""
 
 import contextlib
+import functools
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,12 @@ class Shown(Countdown):
     """Shows the images of its task's name."""
 
     def images(self) -> Any:
+        if self.spec.task == "list":
+            return [np.zeros((8, 6, 3), np.uint8)] * 2
         kinds = {
             "right": np.zeros((8, 6, 3), np.uint8),
+            "grey": np.zeros((8, 6), np.uint8),
+            "alpha": np.zeros((8, 6, 4), np.uint8),
             "larger": np.zeros((16, 12, 3), np.uint8),
             "float": np.zeros((8, 6, 3), np.float32),
         }
@@ -56,13 +61,15 @@ class Shown(Countdown):
     ("task", "keeps", "error", "words"),
     [
         ("right", True, None, ""),
-        ("larger", False, None, ""),
         (
             "larger",
-            True,
+            False,
             ConfigError,
-            r"whose images are {'side': \(16, 12, 3\)}; expected \(8, 6, 3\), as data\.image_size",
+            r"'side': \(16, 12, 3\), 'top': \(8, 6, 3\)}; expected .*, the same of all cameras",
         ),
+        ("grey", False, ConfigError, r"images are {'side': \(8, 6\), .*; expected \[h, w, 3\]"),
+        ("alpha", False, ConfigError, r"images are {'side': \(8, 6, 4\), .*; expected \[h, w, 3\]"),
+        ("list", False, DataError, "Shown:list', which shows a list; expected a dict of images by camera"),
         ("missing", False, DataError, "Shown:missing', which shows top; expected side too"),
         ("float", False, RunError, r"Shown:float': images\(\) gave 'side' as float32; expected uint8"),
     ],
@@ -78,6 +85,16 @@ def test_images_of_an_own_environment_are_looked_at_before_a_run_begins(
         simulators.require_widths(
             "online.env", name, "d", observation=("state", 2), action=3, view=view, keeps_images=keeps
         )
+
+
+def test_the_online_phase_needs_the_size_at_which_images_are_kept() -> None:
+    view = simulators.View(cameras=("side",), render_size=(8, 6), image_size=(8, 6))
+    look = functools.partial(simulators.require_widths, observation=("state", 2), action=3, view=view)
+    name = "tests.qchunk.envs.test_simulators:Shown:larger"
+    look("eval.env", name, "d")
+    words = r"images are {'side': \(16, 12, 3\)}; expected \(8, 6, 3\), as data\.image_size"
+    with pytest.raises(ConfigError, match=words):
+        look("online.env", name, "d", keeps_images=True)
 
 
 def test_a_camera_that_is_lacking_is_named_where_images_are_stacked() -> None:
