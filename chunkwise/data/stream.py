@@ -69,9 +69,11 @@ def most_ahead(threads: int) -> int:
     return threads + 1 if threads else 0
 
 
-def require_shares(batch_size: int, shard: int, num_shards: int) -> None:
-    """Raises ConfigError if the shards do not divide a batch, or there is no such shard."""
-    if batch_size % num_shards or not 0 <= shard < num_shards:
+def require_shares(batch_size: int, shard: int, num_shards: int, *, start: int) -> None:
+    """Raises ConfigError if the shards do not divide a batch, or there is no such shard, or no such first batch."""
+    if not isinstance(start, int | np.integer) or start < 0:
+        raise ConfigError(f"start_step is {start!r}; expected the number of the first batch, 0 or above")
+    if num_shards < 1 or batch_size % num_shards or not 0 <= shard < num_shards:
         raise ConfigError(
             f"train.batch_size {batch_size}: expected a multiple of the number of shards, {num_shards}, and a "
             f"shard below it, found shard {shard}"

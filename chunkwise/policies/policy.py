@@ -209,6 +209,12 @@ class Policy(abc.ABC, Generic[Request]):
           DataError: As `infer`.
           ConfigError: As `infer`.
         """
+        if not isinstance(observation, Mapping):
+            raise DataError(f"observation: expected a dict of entries, found {type(observation).__name__}")
+        if not isinstance(draw, tuple | list | None):
+            raise ConfigError(
+                f"draw is {draw!r}; expected a tuple of numbers, such as (episode, step), or a list of them"
+            )
         given = {name: value for name, value in options.items() if value is not None}
         known = self.options + self.local_options
         if unknown := sorted(set(given) - set(known)):

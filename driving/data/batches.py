@@ -209,7 +209,7 @@ class DrivingData:
         """
         from driving.data.stream import open_stream  # Grain takes 1 s, and imports jax
 
-        require_shares(batch_size, shard, num_shards)
+        require_shares(batch_size, shard, num_shards, start=start_step)
         return open_stream(self, seed=seed, batch_size=batch_size, start=start_step, shard=shard, shards=num_shards)
 
     def sample(self, row: int, *, decode: bool = True) -> Sample:

@@ -139,7 +139,7 @@ class TrainingData:
         """
         import grain  # 1 s, and imports jax
 
-        require_shares(batch_size, shard, num_shards)
+        require_shares(batch_size, shard, num_shards, start=start_step)
         local = batch_size // num_shards
         order = EpochOrder(self.rows, Purpose.RIPT_ORDER, seed)
         dataset = grain.MapDataset.source(order).map(self.sample)

@@ -17,7 +17,7 @@ dataloader_v3.py the specification by its own names, for a training loop of your
 
 from collections.abc import Iterator
 
-from chunkwise.errors import ConfigError
+from chunkwise.data.stream import require_shares
 from qchunk.config import QChunkConfig
 from qchunk.data.batch import Batch, Observations, specification_batch, specification_batches
 from qchunk.data.dataset import Dataset, Dims, compute_norm_stats, dims, open_dataset
@@ -56,11 +56,7 @@ def make_batches(config: QChunkConfig, *, shard: int = 0, num_shards: int = 1, s
         memory than data.memory_gib.
       DataError: The dataset is bad. Later, from the iterator: an episode could not be read.
     """
-    rows = config.train.batch_size
-    if rows % num_shards:
-        raise ConfigError(f"train.batch_size {rows} is not divisible by the number of processes, {num_shards}")
-    if not 0 <= shard < num_shards:
-        raise ConfigError(f"shard is {shard}; expected 0 to {num_shards - 1}")
+    require_shares(config.train.batch_size, shard, num_shards, start=start_step)
     from qchunk.data.stream import open_stream  # grain takes 2 s to import
 
     return open_stream(config, open_dataset(config), shard=shard, num_shards=num_shards, start_step=start_step)

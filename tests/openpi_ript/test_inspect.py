@@ -308,7 +308,7 @@ def test_of_a_training_it_looks_at_what_that_reads(
         (["--data.robot.state-dim", "5", "--data.robot.relative-dims", "0"], "of 5 values as robot.state_dim says", 65),
         (["--data.advantage.group-by", "init_hash"], "no rollout is better than the others of its group", 64),
         (["--data.holdout", "0.5"], "no rollout is better than the others of its group", 64),
-        (["--data.init-key", "absent"], "absent", 65),
+        (["--data.init-key", "absent", "--data.advantage.group-by", "init_hash"], "absent", 65),
         (["--data.fps", "30"], "expected 30 fps as data.fps says, found 10", 65),
     ],
 )

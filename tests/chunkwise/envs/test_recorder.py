@@ -98,7 +98,7 @@ def test_a_recording_is_made_claimed_finished_and_gone_on_with(tmp_path: Path) -
     assert said[2].startswith(f"recording 1 of 3 drives of 5 s, into {path} with 1 processes;")
     assert (path / METADATA.finished).exists()
     with pytest.raises(
-        ConfigError, match=r"record\.seed is 2, there 1\. .*, a training takes it as it is with --record None"
+        ConfigError, match=r"record\.seed is 2, there 1\. .*; a training takes it as it is with --record None"
     ):
         record(dataclasses.replace(dataset, settings={"seed": 2}), path, report=said.append)
     with locked(path, "mine"), pytest.raises(BusyError, match=f"another process is recording into {path}"):

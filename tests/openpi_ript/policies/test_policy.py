@@ -332,6 +332,11 @@ def test_every_row_of_a_request_has_noise_of_its_own_numbers(acting: Policy):
     again.reset(seed=2**33 + 9)
     found = again.prepare(rows, draw=(1, 2)).inputs["noise"]
     np.testing.assert_array_equal(found, expected(1, 2, high=(2,)), "all bits of it count")
+    wrong: Any = 3
+    with pytest.raises(ConfigError, match=r"^draw is 3; expected a tuple of numbers"):
+        ready.prepare(rows, draw=wrong)
+    with pytest.raises(DataError, match=r"^observation: expected a dict of entries, found int$"):
+        ready.prepare(wrong)
 
 
 def test_images_of_any_size_and_either_layout(acting: Policy):

@@ -203,10 +203,14 @@ def test_an_epoch_of_one_step_works_with_threads(tmp_path: Path):
 
 def test_processes_must_divide_the_batch(tmp_path: Path):
     cfg = config(dataset(tmp_path), batch=8)
-    with pytest.raises(ConfigError, match="8 is not divisible by the number of processes, 3"):
+    with pytest.raises(ConfigError, match="batch_size 8: expected a multiple of the number of shards, 3"):
         make_batches(cfg, num_shards=3)
-    with pytest.raises(ConfigError, match="shard is 2; expected 0 to 1"):
+    with pytest.raises(ConfigError, match="shards, 2, and a shard below it, found shard 2"):
         make_batches(cfg, shard=2, num_shards=2)
+    with pytest.raises(ConfigError, match="expected a multiple of the number of shards, 0, "):
+        make_batches(cfg, num_shards=0)
+    with pytest.raises(ConfigError, match=r"start_step is -1; expected the number of the first batch, 0 or above"):
+        make_batches(cfg, start_step=-1)
 
 
 def test_a_batch_owns_its_memory(tmp_path: Path):
