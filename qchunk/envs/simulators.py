@@ -167,7 +167,7 @@ def _require_shown(field: str, name: str, images: Mapping[str, np.ndarray], view
     if other := {camera: shape for camera, shape in shapes.items() if exact and shape != wanted}:
         raise ConfigError(
             f"{field} is {name!r}, whose images are {other}; expected {wanted}, as data.image_size, since the online "
-            "phase keeps them as they are shown: the spec that the factory is given says the size (docs/extend.md)"
+            "phase keeps them as they are shown: the spec that the factory is given says the size (docs/qchunk.md)"
         )
 
 

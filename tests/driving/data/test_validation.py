@@ -88,6 +88,16 @@ def test_an_image_that_viewers_turn_is_refused_when_it_is_opened(tmp_path: Path)
         open_data(DataConfig(path=str(tmp_path), image_size=SIZE), "all")
 
 
+def test_an_image_of_16_bits_is_refused_when_it_is_opened(tmp_path: Path):
+    """Of a colour camera its high byte was trained on; a grey one was refused in the middle of a run."""
+    write_drive(tmp_path, "a", frames=2)
+    file = tmp_path / "a_images/0001_front.jpg"  # read by its first bytes, whatever its name
+    Image.fromarray(np.full(SIZE, 3000, np.uint16)).save(file, "PNG")
+    words = r"a\.json: frames\[1\].observations\.cameras\.front.*0001_front\.jpg: .* found a PNG of 16 bits"
+    with pytest.raises(DataError, match=words):
+        open_data(DataConfig(path=str(tmp_path), image_size=SIZE), "all")
+
+
 def test_shares_of_windows_with_a_score():
     valid = np.ones((4, 20), bool)
     valid[0, 3], valid[1, 15] = False, False
