@@ -14,6 +14,7 @@ from chunkwise.data.images import decode_jpeg_into
 from chunkwise.data.problems import Problem
 from chunkwise.data.threads import Workers
 from chunkwise.errors import DataError, one_line
+from chunkwise.files import budget
 from chunkwise.files.links import Bounds
 from qchunk.data.readers.aloha_images import (
     COLOUR,
@@ -168,6 +169,12 @@ def read_arrays(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list[P
     return arrays, problems
 
 
+def _not_as_indexed(path: Path, refused: Refused) -> DataError:
+    """Words a refusal of what the index has taken: the file changed, or the process's limits did."""
+    changed = "" if budget.is_limit(str(refused)) else "changed since it was indexed: "
+    return DataError(f"{path}: {changed}{refused}")
+
+
 def _read(h5: h5py.File, key: str) -> np.ndarray | None:
     """One dataset as float32 [T, d], or [T] float64 and bool for reward and terminated; None where there is none.
 
@@ -241,7 +248,7 @@ class AlohaSource(IndexedEpisodes):
             try:
                 arrays = {key: x for key in sorted(wanted) if (x := _read(h5, key)) is not None}
             except Refused as refused:
-                raise DataError(f"{path}: changed since it was indexed: {refused}") from refused
+                raise _not_as_indexed(path, refused) from refused
         found = {key: x.shape[1] for key, x in arrays.items() if x.ndim == 2}
         expected = {key: report.dims[key] for key in wanted if key in report.dims}
         if found != expected or {len(x) for x in arrays.values()} != {report.length}:
@@ -273,7 +280,7 @@ class AlohaSource(IndexedEpisodes):
             try:
                 yield ImageFile(h5, report)
             except Refused as refused:
-                raise DataError(f"{path}: changed since it was indexed: {refused}") from refused
+                raise _not_as_indexed(path, refused) from refused
 
     @contextlib.contextmanager
     def _unchanged(self, report: EpisodeReport) -> Iterator[None]:

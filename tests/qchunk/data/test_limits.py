@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 
 from chunkwise.data.problems import Problem
+from chunkwise.errors import DataError
 from chunkwise.files import budget
+from qchunk.data.dataset import open_dataset
+from qchunk.data.pool import Pool
 from qchunk.data.readers.hdf5 import Refused, open_h5, read_texts, require_affordable, require_readable
 from qchunk.data.readers.report import beyond_float32_as_inf
+from tests.qchunk.recordings import config, dataset
 
 MIB = 1 << 20
 
@@ -68,3 +72,22 @@ def test_width_none_chunks_without_number_and_rewards_beyond_float32(tmp_path: P
     np.testing.assert_array_equal(beyond_float32_as_inf(np.array([1e-50, -1e39, 3.4e38])), [1e-50, np.inf, 3.4e38])
     problem = Problem(file="a\n\x1b[2J", key="/a", expected="b", found="c\n")
     assert str(problem) == "a\\n\\x1b[2J: /a: expected b, found c\\n"
+
+
+def test_a_file_that_was_indexed_under_other_limits_names_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        dataset(tmp_path / name)
+    for file in (tmp_path / "first").glob("*.hdf5"):
+        with h5py.File(file, "a") as h5:
+            action = np.asarray(h5["action"])
+            del h5["action"]
+            h5.create_dataset("action", data=action, chunks=(1, action.shape[1]))
+    one = config(tmp_path / "first")
+    first = open_dataset(one)
+    monkeypatch.setattr(budget, "_configured", budget.LIMITS)  # what opening the second changes is put back
+    open_dataset(config(tmp_path / "second", limits=budget.Limits(chunks=2)))
+    with pytest.raises(DataError, match=r"\.hdf5: expected at most 2 chunks .*--data\.limits\.chunks") as caught:
+        Pool(one, 0, 0, dataset=first)
+    assert "changed" not in str(caught.value)
