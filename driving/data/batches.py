@@ -9,7 +9,7 @@ sample n B + p B / P + j. So the stream does not depend on how many processes re
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt8
@@ -19,7 +19,7 @@ from chunkwise.data.shards import add_pack, is_pack
 from chunkwise.data.stream import StreamConfig, batches_of_run, require_shares
 from chunkwise.distributed.cores import cores
 from chunkwise.distributed.jobs import Hands
-from chunkwise.errors import DataError
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
 from driving.config import BRAKING_M, BRAKING_S, DataConfig, Split
@@ -308,9 +308,11 @@ def open_data(
     Raises:
       DataError: If episodes are bad (all problems in one error), named files are absent and data.missing_files is
         "refuse", the split's manifest does not fit or leaks, or no frame is left to draw.
-      ConfigError: If a pack's image size is not the config's, or a camera's mirror partner is missing or
-        not told by its name.
+      ConfigError: If there is no such split, a pack's image size is not the config's, or a camera's mirror partner is
+        missing or not told by its name.
     """
+    if split not in get_args(Split):
+        raise ConfigError(f"split is {split!r}; expected one of {', '.join(get_args(Split))}")
     budget.use(config.limits)
     path, notes = Path(config.path), []
     mirror = tuple(mirror_order(config.cameras)) if config.augment.flip else ()

@@ -142,11 +142,11 @@ class QCSimpleDatasetV3:
         """Takes the episodes of another epoch; those that both have are not read again.
 
         Raises:
-          ConfigError: The seed is below 0.
+          ConfigError: The seed is below 0, or no whole number.
           DataError: A file changed since it was indexed, or could not be read.
         """
-        if new_epoch_seed < 0:
-            raise ConfigError(f"epoch_seed is {new_epoch_seed}; expected 0 or above")
+        if not isinstance(new_epoch_seed, int | np.integer) or new_epoch_seed < 0:
+            raise ConfigError(f"epoch_seed is {new_epoch_seed!r}; expected a whole number, 0 or above")
         self.epoch, self.step = new_epoch_seed, 0
         self._asked = collections.Counter[int]()
         """How often each index has been asked for in this epoch."""

@@ -33,7 +33,7 @@ from qchunk.data.dataset import Dataset, load_episode, open_dataset, read_again
 from qchunk.data.drawn_images import ImageArrays, Work, draw
 from qchunk.data.frames import EpisodeFrames
 from qchunk.data.image_store import FrameStore, open_store
-from qchunk.data.refresh import episodes_of_pool
+from qchunk.data.refresh import episodes_of_pool, schedule
 
 
 class Pool:
@@ -72,11 +72,14 @@ class Pool:
 
         Raises:
           DataError: The dataset is bad, an episode changed since it was indexed, or could not be read 3 times.
-          ConfigError: `shard` is out of range, or the images need more than data.memory_gib.
+          ConfigError: `shard` or `part` is out of range, or the images need more than data.memory_gib.
           concurrent.futures.CancelledError: `cancelled` was set.
         """
         if not 0 <= shard < config.data.shards:
             raise ConfigError(f"shard is {shard}; expected 0 to {config.data.shards - 1} (data.shards)")
+        if not 0 <= part < (parts := schedule(config).parts):
+            found = "data.refresh_parts" if parts > 1 else f"data.refresh is {config.data.refresh!r}"
+            raise ConfigError(f"part is {part}; expected 0 to {parts - 1} ({found})")
         dataset = open_dataset(config) if dataset is None else dataset
         source = dataset.source
         if store is None and (dataset.cameras or dataset.depth_cameras):
@@ -161,7 +164,12 @@ class Pool:
 
         Args:
           starts: In [0, len(self)).
+
+        Raises:
+          IndexError: One is out of range.
         """
+        if (outside := (starts < 0) | (starts >= len(self))).any():
+            raise IndexError(f"start is {starts[outside][0]}; the pool holds 0 to {len(self) - 1}")
         episode, rows = self.locate(starts)
         batch = self.gather(episode, rows)
         if self._store is not None:

@@ -466,10 +466,11 @@ def test_chunks_that_are_too_short_are_refused_before_the_robot_moves() -> None:
     assert (arm.commands, arm.stops) == ([], 2)
 
 
+@pytest.mark.parametrize("value", [0.0, "20"])
 @pytest.mark.parametrize("name", ["rate_hz", "patience_s", "first_s"])
-def test_numbers_out_of_range(name: str) -> None:
-    settings: dict[str, Any] = {"rate_hz": 1.0, name: 0.0}
-    with pytest.raises(ConfigError, match=f"{name} is 0.0; expected a number above 0"):
+def test_numbers_out_of_range(name: str, value: Any) -> None:
+    settings: dict[str, Any] = {"rate_hz": 1.0, name: value}
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}; expected a number above 0"):
         Control(Arm(Clock()), Numbered(), **settings)
 
 

@@ -192,6 +192,8 @@ def test_a_side_that_no_name_tells_is_refused_where_it_is_calibrated(tmp_path: P
     there = open_data(dataclasses.replace(config, cameras=("front",)), "all")
     assert not [note for note in there.notes if "without a side" in note], "it looks straight ahead"
     open_data(dataclasses.replace(config, augment=AugmentConfig()), "all")
+    with pytest.raises(ConfigError, match="split is 'nope'; expected one of train, val, test, all"):
+        open_data(dataclasses.replace(config, augment=AugmentConfig()), "nope")  # pyright: ignore[reportArgumentType]
 
 
 def test_cameras_whose_side_nothing_tells_are_named(tmp_path: Path):

@@ -85,6 +85,17 @@ def test_a_place_outside_the_pool_is_refused(tmp_path: Path):
     for episode, start in ((4, 0), (-1, 0), (0, int(pool.lengths[0])), (0, -1)):
         with pytest.raises(IndexError, match=r"episode is|start is"):
             pool.transition(episode, start)
+    for start in (-1, len(pool)):
+        with pytest.raises(IndexError, match=f"start is {start}; the pool holds 0 to {len(pool) - 1}"):
+            pool.batch(np.array([0, start]))
+
+
+def test_a_part_that_the_refresh_does_not_have_is_refused(tmp_path: Path):
+    path = dataset(tmp_path)
+    with pytest.raises(ConfigError, match=r"part is 1; expected 0 to 0 \(data\.refresh is 'epoch'\)"):
+        Pool(config(path), 0, 0, part=1)
+    with pytest.raises(ConfigError, match=r"part is 2; expected 0 to 1 \(data\.refresh_parts\)"):
+        Pool(config(path, refresh="rolling", refresh_parts=2), 0, 0, part=2)
 
 
 def test_the_batch_has_the_documented_shapes_and_dtypes(tmp_path: Path):

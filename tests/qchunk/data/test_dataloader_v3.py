@@ -225,7 +225,8 @@ def test_the_memory_of_validation_is_that_of_all_episodes_held_out(tmp_path: Pat
         ({"dataset_type": "test"}, "dataset_type is 'test'"),
         ({"layout": "khw"}, "layout is 'khw'; expected one of kchw, khwc"),
         ({"positive_ratio": 1.5}, "positive_ratio"),
-        ({"epoch_seed": -1}, "epoch_seed is -1; expected 0 or above"),
+        ({"epoch_seed": -1}, "epoch_seed is -1; expected a whole number, 0 or above"),
+        ({"epoch_seed": 1.9}, r"epoch_seed is 1\.9; expected a whole number"),
     ],
 )
 def test_arguments_out_of_range(tmp_path: Path, more: dict[str, Any], message: str):
