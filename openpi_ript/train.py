@@ -134,7 +134,12 @@ def _require_read(config: OpenpiRiptConfig) -> None:
 
 def _notes_of(config: OpenpiRiptConfig) -> Iterator[str]:
     """What of a config has its effect elsewhere."""
-    rollout = config.rollout
+    rollout, guidance = config.rollout, config.guidance
+    if config.data.advantage is not None and guidance is not None and guidance.labels == "value":
+        yield (
+            "guidance.labels is 'value', and the value labels each chunk: groups and advantages of the dataset's "
+            "rollouts are counted below, and decide only what data.advantage.uniform_groups drops"
+        )
     if rollout is None or rollout.advantage == AdvantageConfig():
         return
     if rollout.objective != "guided" or not config.weighs:

@@ -368,12 +368,15 @@ class OpenpiRiptConfig(ExperimentConfig):
             found |= {f"data.advantage.{name}": "guidance.positive_weight advantage" for name in SHAPING}
         if self.rollout is not None and self.rollout.dataset_share == 1 and self.rollout.objective != "ppo":
             found |= dict.fromkeys(("rollout.replay_rounds", "rollout.rows"), "rollout.dataset_share below 1")
-        by = self.data.advantage
+        by, guidance = self.data.advantage, self.guidance
+        if by is not None and by.uniform_groups == "keep" and guidance is not None and guidance.labels == "value":
+            groups = "guidance.labels rloo, or data.advantage.uniform_groups drop"
+            found |= dict.fromkeys(("data.advantage.group_by", "data.init_key"), groups)
         if by is None or (by.group_by != "init_hash" and not self.data.holdout):
             found["data.init_key"] = "data.advantage with group_by init_hash"
         if self.augment is not None and not self.augment.colour_probability:
-            names = ("brightness", "contrast", "hue", "saturation")
-            found |= dict.fromkeys((f"augment.{name}" for name in names), "augment.colour_probability above 0")
+            names = (f"augment.{name}" for name in ("brightness", "contrast", "hue", "saturation"))
+            found |= dict.fromkeys(names, "augment.colour_probability above 0")
         if self.evaluates_nothing and self.data.advantage is None:
             found["train.eval_every"] = "env or data.holdout"
         return found
@@ -405,10 +408,8 @@ class OpenpiRiptConfig(ExperimentConfig):
                 f"{rollout.advantage}; expected 'guided' and the default, since the value alone labels chunks"
             )
         if rollout is not None and rollout.dataset_share == 1:
-            raise ValueError(
-                "guidance.labels is 'value' and rollout.dataset_share 1, with which no rollouts are played; expected "
-                "less than 1, or guidance.labels 'rloo'"
-            )
+            found = "guidance.labels is 'value' and rollout.dataset_share 1, with which no rollouts are played"
+            raise ValueError(f"{found}; expected less than 1, or guidance.labels 'rloo'")
         if recorded and self.data.holdout:
             raise ValueError(
                 f"guidance.labels is 'value' and data.holdout {self.data.holdout}; rollouts that are held out have no "
@@ -464,9 +465,8 @@ class OpenpiRiptConfig(ExperimentConfig):
                 "expected data.advantage None"
             )
         if rollout is not None and rollout.start >= self.train.steps:
-            raise ValueError(
-                f"rollout.start is {rollout.start} and train.steps {self.train.steps}; expected updates after it"
-            )
+            found = f"rollout.start is {rollout.start} and train.steps {self.train.steps}"
+            raise ValueError(f"{found}; expected updates after it")
 
     def _check_trying(self, env: EnvConfig, rollout: RolloutConfig) -> None:
         """What exploration and hindsight need of the rest."""

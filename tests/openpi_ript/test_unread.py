@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import pytest
 
@@ -22,6 +22,7 @@ from openpi_ript.train import main, of_training
 SHAPED = AdvantageConfig(normalization="min_max", clipping="none", negative_handling="relu")
 CONTROL = ["--rollout.dataset-share", "1"]
 GREY = ["--augment.colour-probability", "0"]
+VALUE = ["--guidance.labels", "value"]
 WEIGHED = GuidanceConfig(positive_weight="advantage")
 
 
@@ -67,6 +68,8 @@ def shaped(guidance: GuidanceConfig, advantage: AdvantageConfig = SHAPED, *, res
         ("sft", ["--train.eval-every", "5"], "env or data.holdout"),
         ("sft", ["--data.init-key", "seed"], "data.advantage"),
         ("debug", ["--data.init-key", "seed", "--data.advantage.group-by", "task"], "data.advantage with group_by"),
+        ("debug", ["--data.init-key", "seed", *VALUE], "guidance.labels rloo, or data.advantage.uniform_groups drop"),
+        ("debug", ["--data.advantage.group-by", "task", *VALUE], "guidance.labels rloo"),
         ("debug_ript", ["--rollout.replay-rounds", "2", *CONTROL], "rollout.dataset_share below 1"),
         ("debug_ript", ["--rollout.rows", "tasks", *CONTROL], "rollout.dataset_share below 1"),
         ("ript_lift_images", ["--augment.hue", "0.2", *GREY], "augment.colour_probability above 0"),
@@ -83,6 +86,7 @@ def test_flags_that_are_read_are_taken() -> None:
     shipped("debug", "--data.advantage.group-by", "task", "--data.advantage.uniform-groups", "drop")
     shipped("metaworld_mt10", "--rollout.tasks", "success")
     shipped("debug", "--data.init-key", "seed")
+    shipped("debug", "--data.init-key", "seed", *VALUE, "--data.advantage.uniform-groups", "drop")
     shipped("debug_ript", "--rollout.replay-rounds", "2", "--rollout.rows", "tasks", "--rollout.dataset-share", "0.5")
     shipped("ript_lift_images", "--augment.hue", "0.2")
     # PPO asks for these, its control too.
@@ -141,6 +145,15 @@ def test_what_only_layer_4_reads_is_said(
     with pytest.raises(Begun):
         main(with_rollout(config, **changes), "test")
     assert ("rollout.advantage shapes what chunkwise convert --layer-4 writes" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("labels", ["value", "rloo"])
+def test_what_decides_nothing_beside_a_value_is_said(
+    labels: Literal["value", "rloo"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Begun):
+        main(shaped(GuidanceConfig(labels=labels), AdvantageConfig()), "test")
+    assert ("the value labels each chunk" in capsys.readouterr().out) == (labels == "value")
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
