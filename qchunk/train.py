@@ -102,8 +102,10 @@ class QChunkTask:
         print(*look, f"next: {again}chunkwise serve {run}", sep="\n", flush=True)
 
     def data_fingerprint(self) -> dict[str, Any]:
-        """Hashes of the good episodes, and of all files."""
-        return {"manifest": self.dataset.fingerprint, "files": self.dataset.files.digest()}
+        """Hashes of the good episodes, of all files, and of what a reader of the user's makes of them."""
+        found = {"manifest": self.dataset.fingerprint, "files": self.dataset.files.digest()}
+        arrays = self.dataset.arrays_hash
+        return found if arrays is None else found | {"arrays_of_the_reader": arrays}
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Success of the policy in the environment; an offline run ends with that of behaviour cloning too; a video.

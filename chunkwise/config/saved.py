@@ -50,6 +50,8 @@ def with_fitting_values(config: Config, source: str) -> Config:
       ConfigError: A value is of another type than its field, none of its words, or no finite number of 64 bits.
     """
     try:
+        if ExperimentConfig not in type(config).__bases__:
+            raise ValueError(_other_class("the config", config, type(config).__bases__))
         return _fitting(config, "")
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from error
@@ -72,6 +74,8 @@ def _fitting(config: Any, prefix: str) -> Any:
         name, value, hint = f"{prefix}{field.name}", getattr(config, field.name), hints[field.name]
         nested = tuple(part for part in members(hint) if isinstance(part, type) and dataclasses.is_dataclass(part))
         if isinstance(value, nested):
+            if type(value) not in nested:
+                raise ValueError(_other_class(name, value, nested))
             now = _fitting(value, f"{name}.")
         else:
             try:
@@ -206,8 +210,18 @@ def without_younger(current: Mapping[str, Any], saved: Mapping[str, Any], rules:
     return {k: v for k, v in current.items() if k in saved or k not in defaults or v != defaults[k]}
 
 
-# Entries of a checkpoint's fingerprint that earlier versions did not write.
-YOUNGER = ("dataset.files",)
+YOUNGER = {
+    "dataset.files": (
+        "kept no list of the dataset's files: whether images or videos changed since cannot be told; from the next "
+        "save on it can. (Files above 256 MiB were hashed in another way then: if nothing but dataset.manifest "
+        "differs, go on with that version, or start anew)"
+    ),
+    "dataset.arrays_of_the_reader": (
+        "kept nothing of what a reader of your own makes of the files: whether the reader changed since cannot be "
+        "told; from the next save on it can"
+    ),
+}
+"""Entries of a checkpoint's fingerprint that earlier versions did not write, and what to say of those versions."""
 
 
 def comparable(
@@ -224,13 +238,7 @@ def comparable(
       Both, to be compared, and what to say of entries that are in `current` alone; empty where there are none.
     """
     new = [name for name in YOUNGER if name in current and name not in saved]
-    note = ""
-    if new:
-        note = (
-            "the checkpoint is an earlier version's, which kept no list of the dataset's files: whether images or "
-            "videos changed since cannot be told; from the next save on it can. (Files above 256 MiB were hashed in "
-            "another way then: if nothing but dataset.manifest differs, go on with that version, or start anew)"
-        )
+    note = "; ".join(f"the checkpoint is an earlier version's, which {YOUNGER[name]}" for name in new)
     before = fingerprint(saved, rules)
     now = {name: value for name, value in current.items() if name not in new}
     return before, without_younger(now, before, rules), note
@@ -330,6 +338,15 @@ def _fits(hint: Any, value: Any) -> bool:
             return hint is float and math.isfinite(value)
         return type(value) is int and abs(value) < LARGEST
     return value is None if hint is type(None) else isinstance(value, hint)
+
+
+def _other_class(name: str, value: Any, expected: tuple[type, ...]) -> str:
+    """Says that a config is of a subclass, whose own fields a run's folder would not give back."""
+    return (
+        f"{name} is a {type(value).__name__}, a class of your own; expected a "
+        f"{' or '.join(kind.__name__ for kind in expected)} itself, since a run's folder gives back the fields of that "
+        "class alone. Settings for code of your own go into agent.settings or where else that code is named"
+    )
 
 
 def _misfit(name: str, value: Any, hint: Any) -> str:

@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Key, Real
 
 from chunkwise.arrays import PyTree
+from chunkwise.errors import ConfigError
 from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
 from chunkwise.train.gradients import weighted
@@ -78,6 +79,7 @@ class Agent(abc.ABC):
 
         Raises:
           ValueError: If the batch was made for another horizon or other widths.
+          ConfigError: If a loss that has a weight is not among the metrics.
         """
         self._check(batch)
         batch = self._augmented(batch, state.step)
@@ -85,7 +87,13 @@ class Agent(abc.ABC):
 
         def loss(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
             whole, target = all_gather_params((params, state.target))
-            return self.loss(whole, target, batch, key)
+            value, metrics = self.loss(whole, target, batch, key)
+            if unknown := sorted(self.loss_weights.keys() - metrics.keys()):
+                raise ConfigError(
+                    f"{type(self).__name__}.loss_weights has {', '.join(unknown)}, and `losses` no metric of that "
+                    f"name: nothing would learn from it. Expected names among {', '.join(sorted(metrics))}"
+                )
+            return value, metrics
 
         gradient, metrics = gradients.gradient(
             loss, self.loss_weights, state.params, batch, key, self.config.train.grad_accum_steps

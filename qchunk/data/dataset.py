@@ -21,6 +21,7 @@ from qchunk.data.holdout import held_out
 from qchunk.data.image_store import image_form, shrunk_cameras
 from qchunk.data.index import dataset_files, open_source
 from qchunk.data.readers.aloha import AlohaSource
+from qchunk.data.readers.own import OwnSource
 
 Read = TypeVar("Read")
 
@@ -73,6 +74,11 @@ class Dataset:
     def fingerprint(self) -> str:
         """Equal for equal episodes, whatever folder they lie in. Skipped episodes are not in it, so skipping shows."""
         return self.source.manifest_hash()
+
+    @property
+    def arrays_hash(self) -> str | None:
+        """Equal where a reader of the user's makes the same of the files; None for the formats that are read here."""
+        return self.source.arrays_hash() if isinstance(self.source, OwnSource) else None
 
 
 def open_dataset(config: QChunkConfig, *, check: Check = any_files) -> Dataset:

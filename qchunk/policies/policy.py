@@ -98,7 +98,8 @@ class QChunkPolicy(policy.Policy[Prepared]):
         """The program that completes chunks; None where the policy makes one in a single step."""
         if isinstance(agent, QCAgent):
             choose = agent.act_flow if cloning else agent.act
-            if cloning or agent.config.agent.policy in ("best_of_n", "adjoint_matching"):
+            samples = agent.config.agent.policy in ("best_of_n", "adjoint_matching")
+            if cloning or (samples and not _chooses_otherwise(agent)):
                 self._completing = by_row(functools.partial(agent.complete, behaviour_cloning=cloning))
         self._program, self._value = by_row(choose), jax.jit(agent.critic_value)
 
@@ -203,12 +204,18 @@ class QChunkPolicy(policy.Policy[Prepared]):
 
     def require_completing(self) -> None:
         """Raises ConfigError if chunks cannot be completed from actions: the policy makes one in a single step."""
-        if self._completing is None:
+        if self._completing is not None:
+            return
+        other = "Choose open_loop, every or ensemble"
+        if isinstance(self.agent, QCAgent) and _chooses_otherwise(self.agent):
             raise ConfigError(
-                f"--how realtime: agent.policy is {self.config.agent.policy}, whose chunks cannot be completed here; "
-                "expected one that samples by the steps of a flow (best_of_n, adjoint_matching). Choose open_loop, "
-                "every or ensemble"
+                f"--how realtime: {type(self.agent).__name__} chooses chunks by a `policy` or `act` of its own, and "
+                f"completes none by it; expected a `complete` beside it, as QCAgent's. {other}"
             )
+        raise ConfigError(
+            f"--how realtime: agent.policy is {self.config.agent.policy}, whose chunks cannot be completed here; "
+            f"expected one that samples by the steps of a flow (best_of_n, adjoint_matching). {other}"
+        )
 
     def _known(self, committed: Sequence[Committed], rows: int) -> tuple[Float32[np.ndarray, "b t a"], Any]:
         """What is committed in the units of the networks, and its weights."""
@@ -261,6 +268,16 @@ class QChunkPolicy(policy.Policy[Prepared]):
 
     def _action_stats(self) -> NormStats | None:
         return None if self._stats is None else self._stats.get("actions")
+
+
+def _chooses_otherwise(agent: QCAgent) -> bool:
+    """Whether a class replaces how chunks are chosen, and leaves how they are completed to the one that it replaces."""
+    order = type(agent).__mro__
+
+    def newest(*names: str) -> int:
+        return min(i for i, kind in enumerate(order) if any(name in vars(kind) for name in names))
+
+    return newest("policy", "act") < newest("complete", "_completed")
 
 
 def by_row(act: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -1,17 +1,18 @@
 """Episodes of files that a function of the user's reads: `data.format` names it; docs/extend.md has one.
 
-The function is given a path and returns an Episode, or None where the file holds none. Nothing of it is cached: a
-reader that was mended is believed at once, and every file is read once more at each start.
+The function is given a path and returns an Episode, or None where the file holds none. Nothing of it is cached: every
+file is read once more at each start, and a run does not go on once the reader makes something else of a file.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chunkwise.data.episodes import Episode
+from chunkwise.data.episodes import Episode, manifest_hash
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files import trust
@@ -49,7 +50,7 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
     if wrong := _wrong_types(episode):
         problem = Problem(file=name, expected="an Episode of numpy arrays from the reader", found=wrong)
         return [EpisodeReport(**about, id=name, problems=(problem,))]
-    arrays = {"action": episode.action, **episode.states, "reward": episode.reward, "terminated": episode.terminated}
+    arrays = _beside_states(episode) | dict(episode.states)
     names = {key: key for key in arrays}
     problems = []
     for key, x in arrays.items():
@@ -75,9 +76,24 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
             dims={key: x.shape[1] for key, x in arrays.items() if x.ndim == 2},
             success=bool(episode.positive),  # not numpy's, which "is not False"
             total_reward=None if problems else float(episode.reward.sum()),
+            arrays_hash="" if problems else _hash(episode),
             problems=tuple(problems),
         )
     ]
+
+
+def _beside_states(episode: Episode) -> dict[str, np.ndarray]:
+    return {"action": episode.action, "reward": episode.reward, "terminated": episode.terminated}
+
+
+def _hash(episode: Episode) -> str:
+    """SHA-256 of all of an episode that a run can draw."""
+    found = hashlib.sha256(repr(bool(episode.positive)).encode())
+    named = {name: x for name, x in episode.states.items() if name in STATES}
+    for name, x in sorted((_beside_states(episode) | named).items()):
+        found.update(repr((name, x.dtype.str, x.shape)).encode())
+        found.update(np.ascontiguousarray(x))
+    return found.hexdigest()
 
 
 def _wrong_types(episode: Any) -> str:
@@ -86,7 +102,9 @@ def _wrong_types(episode: Any) -> str:
         return type(episode).__name__
     if not isinstance(episode.states, Mapping):
         return f"states of type {type(episode.states).__name__}"
-    arrays = {"action": episode.action, **episode.states, "reward": episode.reward, "terminated": episode.terminated}
+    if taken := sorted(_beside_states(episode).keys() & episode.states.keys()):
+        return f"states named {', '.join(taken)}, which the episode has beside its states"
+    arrays = _beside_states(episode) | dict(episode.states)
     other = [f"{key} of type {type(x).__name__}" for key, x in arrays.items() if not isinstance(x, np.ndarray)]
     if not isinstance(episode.positive, (bool, np.bool_)):
         other.append(f"positive of type {type(episode.positive).__name__}")
@@ -102,6 +120,10 @@ class OwnSource(IndexedEpisodes):
         widths = good.widths_of(STATES) | {"action": dims[good.action]}
         super().__init__(good, widths)
         self._read, self._action = read, good.action
+
+    def arrays_hash(self) -> str:
+        """Fingerprint of what the reader makes of all files."""
+        return manifest_hash([(report.id, report.arrays_hash) for report in self._reports])
 
     def load(self, index: int) -> Episode:
         report = self._reports[index]

@@ -77,6 +77,8 @@ class EpisodeReport:
     mtime_ns: int
     content_hash: str
     """Of the file."""
+    arrays_hash: str = ""
+    """Of what a reader of the user's made of the file; empty for the formats that are read here."""
     length: int = 0
     dims: dict[str, int] = dataclasses.field(default_factory=dict)
     """Width of each array, by its short name (action, qpos, state, sim_qpos, ...)."""

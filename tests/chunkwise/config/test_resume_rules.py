@@ -77,6 +77,10 @@ def test_a_checkpoint_of_before_the_list_of_files_is_comparable():
     assert saved == current
     assert "earlier version" in note
     assert comparable(now, now, FREE) == (now, now, "")
+    more = now | {"dataset.arrays_of_the_reader": "r"}
+    *both, note = comparable(now, more, FREE)
+    assert both == [now, now]
+    assert note.startswith("the checkpoint is an earlier version's, which kept nothing of what a reader of your own")
     saved, current, _ = comparable(now, now | {"dataset.files": "z"}, FREE)
     assert saved != current
     saved, current, _ = comparable(before, now | {"dataset.manifest": "z"}, FREE)

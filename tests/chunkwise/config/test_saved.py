@@ -107,6 +107,30 @@ def test_a_programs_config_that_could_not_be_read_back_is_refused_before_there_i
     assert not list(tmp_path.iterdir())
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnOptim(OptimConfig):
+    momentum: float = 0.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnConfig(ToyConfig):
+    more: int = 1
+
+
+def test_a_class_of_ones_own_whose_fields_a_run_would_not_give_back_is_refused(tmp_path: Path):
+    config = dataclasses.replace(toy_config(tmp_path / "run"), optim=OwnOptim())
+    with pytest.raises(
+        ConfigError, match=r"^toy: optim is a OwnOptim, a class of your own; expected a OptimConfig its"
+    ):
+        RunFolder(config, "toy")
+    whole = OwnConfig(train=TrainConfig(steps=3, batch_size=2))
+    with pytest.raises(
+        ConfigError, match=r"^config: the config is a OwnConfig, .*; expected a ToyConfig itself, since"
+    ):
+        load_policy(tmp_path, config=whole)
+    assert not list(tmp_path.iterdir())
+
+
 def test_values_that_fit_their_fields(tmp_path: Path):
     flat = flatten(ToyConfig(train=TrainConfig(steps=3, batch_size=2)))
     fitting = {"optim.clip_norm": None, "run.compile_cache": "here", "train.ema_decay": 0.5}

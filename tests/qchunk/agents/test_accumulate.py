@@ -3,15 +3,37 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
+from chunkwise.errors import ConfigError
 from chunkwise.state import TrainState
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
+from qchunk.agents.qc import QCAgent
 from tests.evened import assert_same_update, even_draws
 from tests.qchunk.agents import test_dqc, test_qc, test_rlpd
 from tests.qchunk.random_weights import weights
+
+
+class Misspelt(QCAgent):
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        return {"critic_loss": 1.0, "flow_los": 1.0}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_weight_of_no_loss_is_refused(parts: int):
+    agent = test_qc.agent_of()
+    train = dataclasses.replace(agent.config.train, grad_accum_steps=parts)
+    fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
+    misspelt = Misspelt(**fields | {"config": dataclasses.replace(agent.config, train=train)})
+    params, target = weights(agent)
+    state = TrainState(step=jnp.int32(0), params=params, opt_state=agent.optimiser.init(params), target=target)
+    with pytest.raises(ConfigError, match=r"Misspelt\.loss_weights has flow_los, and `losses` no metric of that name"):
+        jax.eval_shape(misspelt.step, state, test_qc.batch_of())
+
 
 AGENTS: dict[str, Agent] = {
     "qc-fql": test_qc.agent_of(),

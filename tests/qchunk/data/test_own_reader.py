@@ -14,6 +14,7 @@ from qchunk.config import QChunkConfig
 from qchunk.data import make_batches
 from qchunk.data.dataset import open_dataset
 from qchunk.data.readers import own
+from qchunk.train import QChunkTask
 from tests.qchunk.recordings import config
 
 STEPS = 6
@@ -119,6 +120,44 @@ def test_numbers_that_32_bits_cannot_hold_are_named(key: str, tmp_path: Path):
     (report,) = own.examine(folder(tmp_path), "e1.csv", large, digest="")
     (problem,) = report.problems
     assert (problem.key, problem.row, problem.expected) == (key, 2, "finite numbers")
+
+
+def rewarded(path: Path) -> Episode:
+    """The same with another reward in one step."""
+    episode = read(path)
+    return given(episode, reward=episode.reward + 0.5 * (np.arange(STEPS) == 2))
+
+
+def relabelled(path: Path) -> Episode:
+    return labelled(read(path), np.True_)
+
+
+def test_what_a_run_goes_on_with_is_what_its_reader_made_of_the_files(tmp_path: Path):
+    """By the same files; the reader's own name has no part in it."""
+    marks = {}
+    for name in ("read", "again", "rewarded", "relabelled"):
+        dataset = open_dataset(config(folder(tmp_path), horizon=3, format=f"{__name__}:{name}"))
+        task = object.__new__(QChunkTask)
+        task.dataset = dataset
+        marks[name] = task.data_fingerprint()
+    assert marks["read"] == marks["again"]
+    for name in ("rewarded", "relabelled"):
+        different = [key for key, value in marks["read"].items() if marks[name][key] != value]
+        assert different == ["arrays_of_the_reader"], name
+
+
+def again(path: Path) -> Episode:
+    return read(path)
+
+
+@pytest.mark.parametrize("name", ["action", "reward"])
+def test_a_state_named_as_what_is_beside_it_is_refused(name: str, tmp_path: Path):
+    def named(path: Path) -> Episode:
+        episode = read(path)
+        return given(episode, states={**episode.states, name: episode.states["qpos"]})
+
+    (report,) = own.examine(folder(tmp_path), "e1.csv", named, digest="")
+    assert f"found states named {name}, which the episode has beside its states" in str(report.problems[0])
 
 
 @pytest.mark.parametrize("key", ["task", "reward"])
