@@ -22,6 +22,7 @@ from jaxtyping import Float32, Float64, Int64
 
 from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.reader import read_fingerprint
+from chunkwise.checkpoint.saved_steps import SAVES, steps_in
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
@@ -240,11 +241,11 @@ def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -
     }
 
 
-def report(result: dict[str, Any], folder: Path) -> dict[str, float]:
-    """Writes evaluation.json, prints the table, and gives the metrics for the run's log."""
+def report(result: dict[str, Any], folder: Path, step: int) -> dict[str, float]:
+    """Writes evaluation.json of so many updates, prints the table, and gives the metrics for the run's log."""
     print(text([(folder.name, result)]), flush=True)  # first: a full disk does not take it
     with storage_error(folder, REPORT):
-        write_json(folder / REPORT, result)
+        write_json(folder / REPORT, {"step": step} | result)
     metrics: dict[str, float] = {}
     for row, values in result["rows"].items():
         for name, value in values.items():
@@ -371,7 +372,7 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     step, params = read_weights(run, config, lambda: init(config, rngs.key(0, "init")))
     _require_same_drives(run, step, config)
     probed = config.objective is not None
-    result = probe(config, params["encoder"]) if probed else compare(config, params, run / PLOT)
+    result = {"step": step} | (probe(config, params["encoder"]) if probed else compare(config, params, run / PLOT))
     try:
         write_json(run / REPORT, result)
     except OSError as error:
@@ -394,7 +395,7 @@ def _require_same_drives(run: Path, step: int, config: DrivingConfig) -> None:
 
 
 def read_report(run: Path) -> dict[str, Any]:
-    """What an evaluation wrote into a run's folder.
+    """What an evaluation wrote into a run's folder, with a note where there is a newer checkpoint.
 
     Raises:
       DataError: If it is nothing that can be shown, or links lead out of the folder.
@@ -405,6 +406,9 @@ def read_report(run: Path) -> dict[str, Any]:
         if result["kind"] not in ("waypoints", "pretraining"):
             raise ValueError(f"kind is {result['kind']!r:.80}")
         text([(run.name, result)])
+        step, newest = result.get("step"), max(steps_in(run / SAVES), default=0)  # a report of before has no step
+        if isinstance(step, int) and newest > step:
+            result["notes"] = [*result.get("notes", ()), f"figures of step {step}; --again measures step {newest}"]
     except budget.LimitError:
         raise
     except (DataError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

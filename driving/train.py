@@ -70,7 +70,7 @@ class EvaluatedPretrain(PretrainTask):
             print(f"step {int(state.step)}: held out, {samples} samples of val: loss {loss:.4g}", flush=True)
         if final:
             probed = evaluate.probe(self.config, state.params["encoder"], check=check)
-            metrics |= evaluate.report(probed, self.folder)
+            metrics |= evaluate.report(probed, self.folder, int(state.step))
         return metrics
 
     def finish(self) -> None:
@@ -113,7 +113,7 @@ class EvaluatedWaypoints(WaypointTask):
         if final:
             plot = self.folder / evaluate.PLOT
             compared = evaluate.compare(self.config, state.params, plot, check=check, over=over)
-            metrics |= evaluate.report(compared, self.folder)
+            metrics |= evaluate.report(compared, self.folder, int(state.step))
         return metrics
 
     def help_evaluate(self, state: TrainState, *, final: bool) -> None:

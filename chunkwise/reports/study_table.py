@@ -24,7 +24,7 @@ from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probabili
 from chunkwise.reports.figures import new_figure
 from chunkwise.reports.intervals import of_mean, wilson
 from chunkwise.reports.paired import compare
-from chunkwise.reports.run_record import State, read_evaluation, rows_of, state_of
+from chunkwise.reports.run_record import State, last_word, read_evaluation, rows_of, state_of
 
 EVALUATION = "evaluations/study.json"
 """In a run's folder, where the study asked for it."""
@@ -103,7 +103,7 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     """Returns a run's score, its episodes where they are counted, and that of each where they are known by state.
 
     Raises:
-      DataError: A file is no evaluation.
+      DataError: A file is no evaluation, or the last evaluation is missing.
       UnmeasuredError: No evaluation has the study's metric.
       NonFiniteError: The last one is NaN or infinite.
     """
@@ -131,6 +131,11 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     if not evaluations:
         return None
     last = evaluations[-1]
+    if last["step"] < (ended := _last_update(run)):
+        raise DataError(
+            f"{run / 'metrics.jsonl'}: expected the evaluation of step {ended}, with which the run ended, found that "
+            f"of step {last['step']} as the last: lines are missing, as of a copy broken off. Copy the folder again"
+        )
     if last[name] is None:
         raise NonFiniteError(
             f"{run / 'metrics.jsonl'}: {name} of step {last['step']}: expected a number, found NaN or Inf"
@@ -138,6 +143,12 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     episodes = last.get(f"{policy}/episodes")
     found: dict[str, Any] = {"score": float(last[name]), "episodes": None if episodes is None else int(episodes)}
     return found | {"states": _states(run, last["step"], found) if name == "policy/success" else {}}
+
+
+def _last_update(run: Path) -> int:
+    """Returns with which update a run ended, as done.json says; 0 where it says nothing."""
+    done = last_word(run, 0)
+    return 0 if done is None else int(done["step"])
 
 
 def unmeasured(run: Path, study: StudyConfig) -> str:

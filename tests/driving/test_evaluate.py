@@ -420,7 +420,7 @@ def test_a_pretraining_is_probed_beside_fresh_weights_on_the_held_out_drives(
     assert opened == [{"v0"}]
     assert calls == [("learnt", {"t0", "t1"}, {"e0", "e1"}), ("fresh", {"t0", "t1"}, {"e0", "e1"})]
     written = json.loads((tmp_path / evaluate.REPORT).read_text())
-    assert (written["kind"], written["split"], written["drives"]) == ("pretraining", "test", 2)
+    assert (written["step"], written["kind"], written["split"], written["drives"]) == (2, "pretraining", "test", 2)
 
 
 def test_a_run_logs_validation_errors_and_at_its_end_the_table(

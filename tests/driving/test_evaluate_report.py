@@ -119,6 +119,11 @@ def test_a_report_comes_back(tmp_path: Path):
     result = {"kind": "waypoints", "drives": 2, "split": "test", "rows": {"model": {"ade": score}}, "notes": ["x"]}
     (tmp_path / evaluate.REPORT).write_text(json.dumps(result))
     assert evaluate.read_report(tmp_path) == result
+    (tmp_path / "checkpoints" / "9").mkdir(parents=True)
+    assert evaluate.read_report(tmp_path) == result, "of an earlier version, which wrote no step"
+    for step, notes in ((9, ["x"]), (7, ["x", "figures of step 7; --again measures step 9"])):
+        (tmp_path / evaluate.REPORT).write_text(json.dumps({"step": step} | result))
+        assert evaluate.read_report(tmp_path)["notes"] == notes
 
 
 def test_rows_are_predicted_in_their_order_whatever_the_size_of_a_part():

@@ -132,10 +132,25 @@ def begin(run: Run, out: Path, *rows: dict[str, Any], done: bool) -> None:
         (folder / "done.json").write_text(json.dumps({"step": run.config.train.steps}))
 
 
+def test_an_evaluation_of_an_earlier_step_is_no_result_of_a_run_that_ended(tmp_path: Path):
+    """As where the last lines of metrics.jsonl are missing, after a copy that was broken off."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), metric="error", best="lowest")
+    runs = runs_of(study)
+    steps = runs[0].config.train.steps
+    early, last = ({"step": step, "split": "eval", "policy/error": float(step)} for step in (steps - 1, steps))
+    begin(runs[0], tmp_path, early, done=True)
+    begin(runs[1], tmp_path, early, last, done=True)
+    found = study_table.table(study, runs, tmp_path, {}, unfinished(study, runs, tmp_path))
+    assert found["rows"][0]["by_seed"] == {"1": float(steps)}
+    (said,) = found["failed"].values()
+    assert f"expected the evaluation of step {steps}, with which the run ended, found that of step {steps - 1}" in said
+
+
 def test_every_run_without_a_score_is_listed_with_the_reason(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2, 3, 4), metric="error", best="lowest")
     runs = runs_of(study)
-    trained, measured = {"step": 9, "split": "train"}, {"step": 9, "split": "eval", "policy/error": 2.0}
+    steps = runs[0].config.train.steps
+    trained, measured = {"step": 9, "split": "train"}, {"step": steps, "split": "eval", "policy/error": 2.0}
     begin(runs[1], tmp_path, done=False)
     begin(runs[2], tmp_path, trained, done=True)
     begin(runs[3], tmp_path, trained, measured, done=True)

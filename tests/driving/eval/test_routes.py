@@ -391,7 +391,7 @@ def test_a_full_disk_does_not_take_the_table(tmp_path: Path, monkeypatch: pytest
     result = {"kind": "pretraining", "split": "test", "drives": 3, "rows": rows, "notes": []}
     monkeypatch.setattr(evaluate, "write_json", fail)
     with pytest.raises(StorageError, match=r"evaluation.json: No space left.*Last durable step"):
-        evaluate.report(result, tmp_path)
+        evaluate.report(result, tmp_path, 7)
     assert "0.500" in capsys.readouterr().out
     monkeypatch.setattr(evaluate, "read_config", lambda *_: SimpleNamespace(objective=object(), run=None))
     monkeypatch.setattr(evaluate, "read_weights", lambda *_: (2, {"encoder": {}}))
