@@ -9,6 +9,7 @@ the same noise. `init_hash` is compared at every rollout: another simulator vers
 
 import dataclasses
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import Comparison, compare
-from chunkwise.reports.run_record import settings_of
+from chunkwise.reports.run_record import remove_videos, settings_of
 
 MAX_WORD = 60
 """Letters of a setting that stand in a file's name as they are."""
@@ -154,9 +155,9 @@ class Evaluation:
         return [(task, self.of_task(task)) for task in self.tasks]
 
     def save(self, path: Path) -> None:
-        """Writes the evaluation as JSON."""
+        """Writes the evaluation as JSON; as `write_over`."""
         make_folders(path.parent)
-        write_json(path, dataclasses.asdict(self))
+        write_over(path, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Evaluation":
@@ -175,6 +176,25 @@ class Evaluation:
             return cls(**(own | {"outcomes": tuple(tree["outcomes"]), "settings": settings_of(tree)}))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: expected an evaluation, found {error}") from error
+
+
+def write_over(path: Path, evaluated: Mapping[str, Any]) -> None:
+    """Writes an evaluation's file in the place of another one, whose videos go where its episodes were others.
+
+    Pages would show them as those of the episodes that are listed now.
+
+    Raises:
+      OSError: It could not be written, or a video not be removed.
+    """
+    if path.is_file():
+        try:
+            before = read_json(path)
+            same = isinstance(before, dict) and before.get("outcomes") == json.loads(json.dumps(evaluated["outcomes"]))
+        except DataError:
+            same = False
+        if not same:
+            remove_videos(path)
+    write_json(path, evaluated)
 
 
 def require_place(out: Path | None, *, videos: bool) -> None:

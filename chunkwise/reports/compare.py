@@ -18,7 +18,7 @@ from chunkwise.files.place import prepare_place, told_place
 from chunkwise.printable import printable
 from chunkwise.reports import results
 from chunkwise.reports.page import FILM_MIB, page
-from chunkwise.reports.run_record import read_run
+from chunkwise.reports.run_record import other_files, read_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = results.texts(rows, columns) if rows else []
     written = {"text": results.plain, "markdown": results.markdown, "latex": results.latex}[found.format]
     print(written(lines) if lines else "none of the runs was evaluated")
+    if lines and (absent := results.unmeasured(runs, rows)):
+        print(f"no evaluation of: {', '.join(absent)}", file=sys.stderr)
+    for line in other_files(runs):
+        print(f"note: {printable(line)}", file=sys.stderr)
     if not found.metric and (rest := results.not_shown(rows, columns)):
         print(f"not shown: {', '.join(map(printable, rest))} (--metric NAME)", file=sys.stderr)
     if found.html is not None:

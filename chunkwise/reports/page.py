@@ -14,7 +14,7 @@ from typing import Any
 
 from chunkwise.reports import results, states
 from chunkwise.reports.markup import embedded, link_to, table, text
-from chunkwise.reports.run_record import RunRecord, differing, starts_of
+from chunkwise.reports.run_record import RunRecord, differing, other_files, starts_of
 
 HERE = Path(__file__).parent
 MOST_POINTS = 1500
@@ -44,7 +44,7 @@ def page(runs: Mapping[str, RunRecord], *, beside: Path, refresh_s: int = 0, fil
     filmed = states.filmed(runs, room=film_mib * 2**20) if len(runs) > 1 else states.Filmed()
     pairs = itertools.combinations(runs.items(), 2)
     sections = {
-        "Results": _results(lines, results.not_shown(rows, columns)),
+        "Results": _results(lines, results.not_shown(rows, columns), results.unmeasured(runs, rows)),
         "Outcomes": "".join(states.paired(*pair, filmed) for pair in pairs),
         "Videos by initial state": states.films(runs, filmed),
         "Tasks": _tasks(runs),
@@ -93,13 +93,14 @@ def _about(name: str, record: RunRecord) -> str:
     return f'<p>{line}<br><span class="soft"><code>{command}</code></span></p>'
 
 
-def _results(lines: Sequence[Sequence[str]], rest: Sequence[str]) -> str:
-    """The table, and the names of measured metrics that are not in it."""
+def _results(lines: Sequence[Sequence[str]], rest: Sequence[str], absent: Sequence[str]) -> str:
+    """The table, and the names of measured metrics, and of runs, that are not in it."""
     if not lines:
         return '<p class="soft">No evaluation yet.</p>'
     head, *body = [[text(cell) for cell in line] for line in lines]
     pasted = f"<pre>{text(results.markdown(lines))}</pre><pre>{text(results.latex(lines))}</pre>"
     more = f" Not in the table: {text(', '.join(rest))}." if rest else ""
+    more += f" No evaluation of: {text(', '.join(absent))}." if absent else ""
     note = f'<p class="soft">The newest evaluation of each; intervals are 95 %.{more}</p>'
     return f"{table(head, body)}{note}<details><summary>as Markdown and LaTeX</summary>{pasted}</details>"
 
@@ -200,6 +201,7 @@ def _settings(runs: Mapping[str, RunRecord]) -> str:
             [f"<code>{text(field)}</code>", *(_value(by[run]) for run in runs)] for field, by in differing(runs).items()
         ]
         parts.append(table(["where they differ", *map(text, runs)], rows) if rows else "<p>The same in all.</p>")
+        parts += [f"<p>{text(line)}</p>" for line in other_files(runs)]
     for name, record in runs.items():
         rows = [[f"<code>{text(field)}</code>", _value(value)] for field, value in record.changed.items()]
         title = f"{text(name)}: {len(rows)} fields that are not at their defaults"

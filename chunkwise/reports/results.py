@@ -87,6 +87,11 @@ def rows_of_results(runs: Mapping[str, RunRecord]) -> list[Row]:
     return rows
 
 
+def unmeasured(runs: Mapping[str, RunRecord], rows: Sequence[Row]) -> list[str]:
+    """Returns the names of runs of which no row is: no evaluation of them has a number."""
+    return [name for name in runs if name not in {row.run for row in rows}]
+
+
 def columns_of(rows: Sequence[Row], chosen: Sequence[str] = ()) -> list[str]:
     """Returns the metrics that a table shows: the chosen ones, or up to MOST_COLUMNS, success first, parts last.
 

@@ -14,13 +14,14 @@ from typing import Any
 from chunkwise.config.packages import config_class, package_of
 from chunkwise.config.saved import CONFIG, as_written_today, is_run, read_flat, resume_rules
 from chunkwise.errors import ConfigError, DataError
-from chunkwise.files import budget
+from chunkwise.files import budget, dataset_files
 from chunkwise.files.strict_json import parse_json, read_json
 
 State = tuple[str, int, str]
 """Task, seed and hash of an initial state."""
 USUAL_DRIVE: Mapping[str, float] = {"seconds": 15.0, "lead_s": 0.0, "hold": 1}
 """Of drives in closed loop (driving/eval/routes.py), whose reports did not list their settings apart at first."""
+_OF_THE_FOLDER = ("run.dir", "run.resume")
 _WARNING = re.compile(r"\b(warning|error):", re.IGNORECASE)
 
 
@@ -184,16 +185,35 @@ def clip_of(folder: Path, number: int) -> Path:
     return folder / f"episode_{number:04d}.mp4"
 
 
+def remove_videos(file: Path) -> None:
+    """Removes the videos beside an evaluation's file: that of several episodes, and those of `clip_of`."""
+    file.with_suffix(".mp4").unlink(missing_ok=True)
+    for clip in file.with_suffix("").glob("episode_[0-9][0-9][0-9][0-9]*.mp4"):
+        clip.unlink()
+
+
 def differing(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, Any]]:
     """Returns the config fields that are not the same in all runs, by field and then by run; None where one lacks it.
 
-    The folder of the run is left out.
+    The folder of the run is left out, and whether it may go on there.
     """
-    fields = dict.fromkeys(name for run in runs.values() for name in run.config if name != "run.dir")
+    fields = dict.fromkeys(name for run in runs.values() for name in run.config if name not in _OF_THE_FOLDER)
     values = {field: {name: run.config.get(field) for name, run in runs.items()} for field in fields}
     return {
         field: found for field, found in values.items() if any(v != next(iter(found.values())) for v in found.values())
     }
+
+
+def other_files(runs: Mapping[str, RunRecord]) -> list[str]:
+    """Says of each run that was trained on other files than the first of the same data.path which they are."""
+    first: dict[tuple[str, Any], tuple[str, RunRecord]] = {}
+    said = []
+    for name, run in runs.items():
+        place = run.package, run.config.get("data.path")
+        before, other = first.setdefault(place, (name, run))
+        if found := dataset_files.differing(run.path, other.path, shared=True):
+            said.append(f"{name} was trained on other files of {place[1]} than {before}: {found}")
+    return said
 
 
 def starts_of(timing: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

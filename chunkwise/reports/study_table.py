@@ -24,7 +24,7 @@ from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probabili
 from chunkwise.reports.figures import new_figure
 from chunkwise.reports.intervals import of_mean, wilson
 from chunkwise.reports.paired import compare
-from chunkwise.reports.run_record import State, last_word, read_evaluation, rows_of, state_of
+from chunkwise.reports.run_record import State, last_word, read_evaluation, remove_videos, rows_of, state_of
 
 EVALUATION = "evaluations/study.json"
 """In a run's folder, where the study asked for it."""
@@ -50,6 +50,7 @@ def begin_evaluation(run: Path, flags: Sequence[str], updates: int) -> None:
     """Writes down the flags of the evaluation that is made next, of a run of so many updates, and removes the last."""
     make_folders((run / EVALUATION).parent)
     (run / EVALUATION).unlink(missing_ok=True)
+    remove_videos(run / EVALUATION)
     write_json(run / FLAGS, {"kind": "flags of the study's evaluation", "flags": list(flags), "updates": updates})
 
 

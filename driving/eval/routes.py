@@ -24,7 +24,7 @@ from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs import render
 from chunkwise.envs.collect import Actor, Collector, Draw, Job, Task
 from chunkwise.envs.environment import EnvSpec, Observation
-from chunkwise.envs.evaluate import require_place
+from chunkwise.envs.evaluate import require_place, write_over
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ProcessWorkers
 from chunkwise.errors import ConfigError, StorageError
@@ -216,7 +216,7 @@ def evaluate_run(
     }
     try:  # first: whatever becomes of the video, the routes have been driven
         with told_place(path):
-            write_json(path, report)
+            write_over(path, report)
     except StorageError:
         print(text(report, run.name), flush=True)
         raise

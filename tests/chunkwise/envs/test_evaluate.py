@@ -120,6 +120,24 @@ def test_an_initial_state_that_is_another_is_refused() -> None:
         evaluation.evaluate(collector, Drawn(), jobs([1, 2]), init_hashes=[right[0]] * 2)
 
 
+def test_videos_of_other_episodes_go_when_an_evaluation_is_written_over(tmp_path: Path) -> None:
+    """A page shows the videos beside an evaluation's file as those of the episodes that it lists."""
+    file = tmp_path / "step_00000004.json"
+    outcome = {"seed": 3, "init_hash": "ab", "success": True, "length": 6, "reward": 1.0}
+    films = [file.with_suffix(".mp4"), file.with_suffix("") / "episode_0000.mp4"]
+    kept = [tmp_path / "other.mp4", file.with_suffix("") / "episode_0000.npz", file.with_suffix("") / "mine.mp4"]
+    file.with_suffix("").mkdir()
+    for path in (*films, *kept):
+        path.write_bytes(b"film")
+    Evaluation(step=4, outcomes=(outcome,)).save(file)
+    assert all(path.exists() for path in films), "where there was none, they are nobody's"
+    Evaluation(step=4, outcomes=(outcome,), settings={"execute": 1}).save(file)
+    assert all(path.exists() for path in films), "the same episodes"
+    Evaluation(step=4, outcomes=(outcome | {"length": 7},)).save(file)
+    assert not any(path.exists() for path in films)
+    assert all(path.exists() for path in kept)
+
+
 def test_evaluations_of_earlier_versions_are_read(tmp_path: Path) -> None:
     file = tmp_path / "step_00000004.json"
     file.write_text(

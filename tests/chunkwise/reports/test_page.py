@@ -210,7 +210,7 @@ def test_a_report_of_another_kind_is_no_evaluation_of_states(tmp_path: Path):
 
 
 def test_what_differs_is_listed(tmp_path: Path):
-    a = write_run(tmp_path / "a", [], **{"agent.alpha": 1.0, "run.dir": "x"})
+    a = write_run(tmp_path / "a", [], **{"agent.alpha": 1.0, "run.dir": "x", "run.resume": True})
     b = write_run(tmp_path / "b", [], **{"agent.alpha": 2.0, "run.dir": "y", "own.field": 3})
     runs = {"a": read_run(a), "b": read_run(b)}
     assert differing(runs) == {"agent.alpha": {"a": 1.0, "b": 2.0}, "own.field": {"a": None, "b": 3}}

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from chunkwise.files import dataset_files
+from chunkwise.files.identity import Entry
 from chunkwise.reports import compare, results, states
 from chunkwise.reports.page import page
 from chunkwise.reports.run_record import RunRecord, read_run
@@ -88,6 +90,32 @@ def test_parts_of_an_error_come_after_what_is_whole():
     cells = {name: results.Cell(value=1.0) for name in metrics}
     row = results.Row(run="a", policy="policy", step=1, episodes=None, cells=cells)
     assert results.columns_of([row]) == ["success", *metrics[3:5], *metrics[:3]]
+
+
+def test_runs_without_an_evaluation_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    runs = [write_run(tmp_path / "a", [evaluated(20, 0.5)]), write_run(tmp_path / "b", [])]
+    assert compare.main([str(run) for run in runs]) == 0
+    assert capsys.readouterr().err == "no evaluation of: b\n"
+    text = page({run.name: read_run(run) for run in runs}, beside=tmp_path)
+    assert "No evaluation of: b." in text
+
+
+def test_runs_that_read_other_files_at_one_path_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Of a run with other cameras, which read more of them, nothing is said where those of both are the same."""
+    runs = []
+    for name, hashes in (("a", "12"), ("b", "13"), ("c", "124")):
+        runs.append(write_run(tmp_path / name, [evaluated(20, 0.5)]))
+        entries = {f"episode_{k}": Entry(found, 10, "") for k, found in enumerate(hashes)}
+        dataset_files.write(runs[-1], dataset_files._pack(entries))
+    assert compare.main([str(run) for run in runs]) == 0
+    path = read_run(runs[0]).config["data.path"]
+    said = f"b was trained on other files of {path} than a: 1 changed (episode_1)"
+    assert capsys.readouterr().err == f"note: {said}\n"
+    assert said in page({run.name: read_run(run) for run in runs}, beside=tmp_path)
+    elsewhere = [runs[0], write_run(tmp_path / "d", [evaluated(20, 0.5)], **{"data.path": "another"})]
+    (elsewhere[1] / dataset_files.NAME).write_bytes((runs[1] / dataset_files.NAME).read_bytes())
+    assert compare.main([str(run) for run in elsewhere]) == 0
+    assert capsys.readouterr().err == "", "the table of settings says it"
 
 
 def test_what_a_table_leaves_out_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -102,7 +102,11 @@ def test_an_evaluation_outlives_a_study_whose_config_the_run_refuses(tmp_path: P
     with RunFolder(where, "test"):
         pass
     (folder / "done.json").write_text(json.dumps({"step": steps}))
+    film = (folder / study_table.EVALUATION).with_suffix(".mp4")
+    film.parent.mkdir(exist_ok=True)
+    film.write_bytes(b"of the evaluation before")
     study_table.begin_evaluation(folder, ("--episodes", "3"), 1)
+    assert not film.exists()
     (folder / study_table.EVALUATION).write_text(json.dumps({"step": steps, "outcomes": [{}]}))
     monkeypatch.setattr(program, "_call", lambda *_: "ended with 78: error: another config")
     assert program._one(study, other, tmp_path, program.Processes()) == "ended with 78: error: another config"

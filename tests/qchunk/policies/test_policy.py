@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -32,7 +31,6 @@ from chunkwise.policies.shrunk import shrunk_of
 from qchunk import evaluate
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
-from qchunk.agents.qc import QCAgent
 from qchunk.config import EncoderConfig, EvalConfig, GaussianConfig, QChunkConfig
 from qchunk.data.dataset import Dims
 from qchunk.envs.simulators import View
@@ -315,35 +313,6 @@ def test_chunks_are_completed_from_what_is_committed(
         policy.infer(
             one, committed=Committed(actions=np.zeros((4, ACTION), np.float32), weights=np.ones(4, np.float32))
         )
-
-
-class Still(QCAgent):
-    """Chooses chunks in a way of its own."""
-
-    def policy(self, params: Any, observations: Any, key: Any) -> Any:
-        return jnp.zeros((len(observations["state"]), self.chunk_size))
-
-
-class StillCompleting(Still):
-    def complete(self, params: Any, observations: Any, key: Any, known: Any, weights: Any, **_: Any) -> Any:
-        return known
-
-
-@pytest.mark.parametrize("kind", [QCAgent, Still, StillCompleting])
-def test_an_agent_that_chooses_in_its_own_way_completes_in_its_own_way(kind: type[QCAgent], loaded: QChunkPolicy):
-    agent = loaded.agent
-    config = dataclasses.replace(agent.config, agent=dataclasses.replace(agent.config.agent, policy="best_of_n"))
-    fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
-    norms = {"observation_norm": loaded._observation_norm, "action_norm": loaded._action_norm}
-    policy = QChunkPolicy(kind(**fields | {"config": config}), loaded._params, **norms)
-    if kind is Still:
-        with pytest.raises(
-            ConfigError, match=r"--how realtime: Still chooses chunks by a `policy` or `act` of its own"
-        ):
-            policy.infer(observation(), committed=NOTHING)
-        return
-    chunk = policy.infer(observation(), committed=NOTHING)["actions"]
-    assert (np.abs(chunk).max() < 1e-6) == (kind is StillCompleting)  # what is known is 0, in the robot's units
 
 
 def test_a_policy_of_one_step_completes_nothing(loaded: QChunkPolicy):
