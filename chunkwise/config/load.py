@@ -210,7 +210,8 @@ def _require_read(config: ExperimentConfig, arguments: Sequence[str]) -> None:
     """Raises ConfigError if a flag sets what this config gives no effect."""
     unread = config.unread
     for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
-        if reader := unread.get(flag.removeprefix("--").replace("-", "_")):
+        parts, dot, field = flag.removeprefix("--").rpartition(".")
+        if reader := unread.get(f"{parts}{dot}{field.removeprefix('no-')}".replace("-", "_")):
             raise ConfigError(f"{flag} has no effect here; leave it out, or set {reader}, which reads it")
 
 

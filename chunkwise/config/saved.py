@@ -84,6 +84,8 @@ def _fitting(config: Any, prefix: str) -> Any:
                 raise ValueError(_misfit(name, value, hint)) from error
             if not _fits(hint, now):
                 raise ValueError(_misfit(name, value, hint))
+            if now == "" != field.default:  # as a shell makes of a variable that is not set
+                raise ValueError(f"{name} is empty; expected {_words(hint)} of at least one letter")
         if now != value:
             changed[field.name] = now
     return dataclasses.replace(config, **changed) if changed else config

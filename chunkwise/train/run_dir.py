@@ -106,8 +106,6 @@ class RunFolder:
     def _claim(self, config: ExperimentConfig, name: str) -> tuple[str, bool]:
         """Opens the folder for this process, which is the only one that writes; returns its path, and `begun`."""
         children.require_first_import()
-        if config.run.dir == "":  # as of a variable that a shell does not know
-            raise ConfigError('--run.dir is ""; expected the name of a folder, or no --run.dir')
         if config.run.resume and config.run.dir is None:
             raise ConfigError("--run.resume needs --run.dir, the folder of the run to continue")
         loggers.require(config.run.loggers)

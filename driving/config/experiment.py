@@ -11,9 +11,12 @@ from chunkwise.config.experiment import (
     require_non_negative,
     require_positive,
 )
+from chunkwise.config.saved import flatten
 from driving.config.data import CAMERAS, MOTION_HZ, DataConfig, RecordConfig
 from driving.config.model import ModelConfig, ObjectiveConfig, WaypointConfig
 
+_OF_IMAGES = ("crop", "brightness", "contrast", "saturation", "camera_dropout")
+"""Of data.augment, what changes images and no label."""
 TOWN_PAST_S = 1.0
 """The town shows its cameras also as they were some tenths of a second before, at most so many seconds."""
 
@@ -153,6 +156,18 @@ class DrivingConfig(ExperimentConfig):
             found["data.augment.camera_dropout"] = "two or more data.cameras"
         if self.waypoints is None:
             found |= dict.fromkeys(("eval.blind_updates", "eval.plotted_moments"), "waypoints")
+            if self.data.braking_repeats == 1:
+                names = ("waypoint_steps", "waypoint_dt_s", "waypoint_source")
+                found |= dict.fromkeys((f"data.{name}" for name in names), "waypoints, or data.braking_repeats above 1")
+            return found
+        if not self.waypoints.use_cameras:
+            found |= {f"model.{name}": "waypoints.use_cameras" for name in flatten(self.model)}
+            on = [name for name in _OF_IMAGES if getattr(self.data.augment, name)]
+            found |= {f"data.augment.{name}": "waypoints.use_cameras" for name in on}
+        if not self.waypoints.use_moments and self.waypoints.world is None and self.data.incomplete != "drop":
+            found["data.offsets_s"] = "waypoints.use_moments, waypoints.world or data.incomplete drop"
+        if not self.waypoints.use_ego and not self.waypoints.use_past:
+            found["waypoints.use_known"] = "waypoints.use_ego or use_past"
         return found
 
     @property

@@ -117,6 +117,9 @@ class ObjectiveConfig:
         if not self.cross_camera + self.temporal:
             read = ("temperature", "near_s")
             require_defaults(self, "objective", read, "an objective without cross_camera and temporal")
+        if not self.cross_camera + self.temporal + self.distilled:
+            without = "an objective without cross_camera, temporal and distilled"
+            require_defaults(self, "objective", ("projection",), without)
         if not self.masked:
             require_defaults(self, "objective", ("hidden_share",), "an objective without masked")
         if not self.distilled:

@@ -351,7 +351,7 @@ class RecordConfig:
     length: int = 20
     """Frames of an episode."""
     prompted: tuple[Literal["red", "blue"], ...] = ("red", "blue")
-    """Discs that the prompts ask for, one group after another."""
+    """Discs that the prompts ask for, one group after another; at least one."""
     luck: float = 0.0
     """Share of the episodes whose outcome is reported the wrong way round: a reward that depends on more than the
     policy's actions."""
@@ -361,6 +361,8 @@ class RecordConfig:
         require_positive(self, "groups", "rollouts", "length")
         require_non_negative(self, "seed")
         require_fraction(self, "luck")
+        if not self.prompted:
+            raise ValueError("record.prompted is empty; expected red, blue or both")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

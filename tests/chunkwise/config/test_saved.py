@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
-from chunkwise.config.saved import _fits, flatten, read_config
+from chunkwise.config.saved import _fits, _fitting, flatten, read_config, with_fitting_values
 from chunkwise.errors import ConfigError, DataError, MismatchError
 from chunkwise.policies.load import load_policy
 from chunkwise.train.run_dir import RunFolder
@@ -93,6 +93,20 @@ def test_a_value_of_another_type_is_refused_by_name(tmp_path: Path, field: str, 
     (tmp_path / "config.json").write_text(json.dumps(flat | {field: value}))
     with pytest.raises(ConfigError, match=words):
         read_config(tmp_path, ToyConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    task: str = ""
+
+
+def test_an_empty_text_is_refused_where_it_is_no_default(tmp_path: Path):
+    config = toy_config(tmp_path / "run")
+    for name in ("dir", "compile_cache"):
+        empty = dataclasses.replace(config, run=dataclasses.replace(config.run, **{name: ""}))
+        with pytest.raises(ConfigError, match=rf"^flags: run\.{name} is empty; expected str \| None of at least one"):
+            with_fitting_values(empty, "flags")
+    assert _fitting(Told(), "env.") == Told(), "its default"
 
 
 def test_a_programs_config_that_could_not_be_read_back_is_refused_before_there_is_a_folder(tmp_path: Path):

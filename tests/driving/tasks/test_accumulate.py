@@ -43,9 +43,7 @@ def test_parts_make_the_update_of_the_whole(tmp_path: Path, drives: Path):
 
 
 def test_parts_of_a_pretraining_that_compares_no_rows(tmp_path: Path, drives: Path, monkeypatch: pytest.MonkeyPatch):
-    one = dataclasses.replace(
-        pretraining(tmp_path, drives), objective=ObjectiveConfig(masked=1.0, ego_motion=0.5, projection=8)
-    )
+    one = dataclasses.replace(pretraining(tmp_path, drives), objective=ObjectiveConfig(masked=1.0, ego_motion=0.5))
     tasks = [pretrain.PretrainTask(each, open_data(each.data)) for each in (one, parted(one))]
     state = quick(tasks[0].init)(rngs.key(0, "init"))
     batch: Any = jax.tree.map(jnp.asarray, next(tasks[0].batches(0)))

@@ -57,7 +57,7 @@ def test_what_is_masked_beside_it_is_as_without_it(tmp_path: Path, drives: Path)
     """The hidden tokens are those of the same key; the crops have one of their own."""
     with_it = distilling(tmp_path, drives, masked=1.0)
     assert with_it.objective is not None
-    alone = dataclasses.replace(with_it, objective=ObjectiveConfig(masked=1.0, projection=8, target_decay=0.9))
+    alone = dataclasses.replace(with_it, objective=ObjectiveConfig(masked=1.0, target_decay=0.9))
     losses = []
     for settings in (with_it, alone):
         task = pretrain.PretrainTask(settings, open_data(settings.data))

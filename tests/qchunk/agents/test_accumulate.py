@@ -27,7 +27,7 @@ class Misspelt(QCAgent):
 def test_a_weight_of_no_loss_is_refused(parts: int):
     agent = test_qc.agent_of()
     train = dataclasses.replace(agent.config.train, grad_accum_steps=parts)
-    fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
+    fields: dict[str, Any] = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
     misspelt = Misspelt(**fields | {"config": dataclasses.replace(agent.config, train=train)})
     params, target = weights(agent)
     state = TrainState(step=jnp.int32(0), params=params, opt_state=agent.optimiser.init(params), target=target)
