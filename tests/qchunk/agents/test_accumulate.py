@@ -28,7 +28,8 @@ def test_a_weight_of_no_loss_is_refused(parts: int):
     agent = test_qc.agent_of()
     train = dataclasses.replace(agent.config.train, grad_accum_steps=parts)
     fields: dict[str, Any] = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
-    misspelt = Misspelt(**fields | {"config": dataclasses.replace(agent.config, train=train)})
+    fields["config"] = dataclasses.replace(agent.config, train=train)
+    misspelt = Misspelt(**fields)
     params, target = weights(agent)
     state = TrainState(step=jnp.int32(0), params=params, opt_state=agent.optimiser.init(params), target=target)
     with pytest.raises(ConfigError, match=r"Misspelt\.loss_weights has flow_los, and `losses` no metric of that name"):
