@@ -92,7 +92,7 @@ def _hash(episode: Episode) -> str:
     named = {name: x for name, x in episode.states.items() if name in STATES}
     for name, x in sorted((_beside_states(episode) | named).items()):
         found.update(repr((name, x.dtype.str, x.shape)).encode())
-        found.update(np.ascontiguousarray(x))
+        found.update(x.tobytes())
     return found.hexdigest()
 
 

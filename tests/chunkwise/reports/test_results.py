@@ -112,7 +112,7 @@ def test_runs_that_read_other_files_at_one_path_are_named(tmp_path: Path, capsys
     said = f"b was trained on other files of {path} than a: 1 changed (episode_1)"
     assert capsys.readouterr().err == f"note: {said}\n"
     assert said in page({run.name: read_run(run) for run in runs}, beside=tmp_path)
-    elsewhere = [runs[0], write_run(tmp_path / "d", [evaluated(20, 0.5)], **{"data.path": "another"})]
+    elsewhere = [runs[0], write_run(tmp_path / "d", [evaluated(20, 0.5)], None, **{"data.path": "another"})]
     (elsewhere[1] / dataset_files.NAME).write_bytes((runs[1] / dataset_files.NAME).read_bytes())
     assert compare.main([str(run) for run in elsewhere]) == 0
     assert capsys.readouterr().err == "", "the table of settings says it"
