@@ -221,8 +221,17 @@ def _collector(
 
 
 def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:
-    """Returns the cameras of the environment as the networks are used to them; None without cameras."""
+    """Returns the cameras of the environment as the networks are used to them; None without cameras.
+
+    Raises:
+      ConfigError: The networks see depth, which no environment shows.
+    """
     render_size = config.eval.render_size
+    if dims.depth_cameras:
+        raise ConfigError(
+            f"data.depth_cameras is {list(dims.depth_cameras)}, and no environment here shows depth; expected eval.env "
+            "None: data.holdout measures the policy on recordings, and `chunkwise serve` gives it to a robot"
+        )
     if not dims.cameras:
         return None
     return simulators.View(

@@ -61,7 +61,8 @@ class QChunkTask:
         self.folder = folder
         self.dataset = dataset
         self.agent = make_agent(config, dataset.dims(config.data.observation), allow_code=True)
-        view = view_of(self.config, self.agent.dims)
+        acts = config.eval.env is not None or config.online is not None
+        view = view_of(config, self.agent.dims) if acts else None
         if view is not None and config.eval.env is not None:  # now, not at the first evaluation
             simulators.require_images(config.eval.env, view)
         self._policy = self._acting("policy")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, UInt8, UInt32
+from jaxtyping import Bool, Float, Float32, Float64, Shaped, UInt8, UInt32
 
 from chunkwise.data.images import require_uint8
 from chunkwise.data.norm_stats import Affine
@@ -188,6 +188,46 @@ def images(
         stack = channels_last(stack)
         require_uint8(stack[0], name)
         found[name] = np.stack([resize(name, np.ascontiguousarray(one)) for one in stack])
+    return found
+
+
+def depth_maps(
+    observation: Mapping[str, Any],
+    cameras: Sequence[str],
+    resize: Callable[[Shaped[np.ndarray, "h w"]], Shaped[np.ndarray, "h2 w2"]],
+    *,
+    dtype: str,
+    rows: int,
+    single: bool,
+) -> dict[str, Shaped[np.ndarray, "b h w"]]:
+    """Reads the entry "depth", a dict by camera of depth maps in the unit of the recordings.
+
+    Args:
+      observation: As it was sent.
+      cameras: Names of those that the policy sees; an observation has each of them, and others are ignored.
+      resize: As in training.
+      dtype: Of the recordings; another one may have another unit, and is refused.
+      rows: Of the observation.
+      single: Whether it has no axis of rows.
+
+    Returns:
+      Depth maps of each camera, resized, in the order of `cameras`.
+
+    Raises:
+      DataError: If a camera is missing, or a depth map is none of `dtype` [h, w].
+    """
+    given = entry(observation, "depth")
+    if not isinstance(given, Mapping) or set(cameras) - set(given):
+        got = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+        raise DataError(f"depth: expected a dict with {list(cameras)}; found {got}")
+    found: dict[str, np.ndarray] = {}
+    for name in cameras:
+        sent = as_array(given[name], f"depth {name}")
+        stack = sent[None] if single else sent
+        if stack.ndim != 3 or len(stack) != rows or sent.dtype != dtype or not stack.size:
+            wanted = "one depth map [h, w]" if single else f"{rows} depth maps [{rows}, h, w]"
+            raise DataError(f"depth {name}: expected {wanted} of {dtype}, found {sent.dtype} {list(sent.shape)}")
+        found[name] = np.stack([resize(one) for one in stack])
     return found
 
 

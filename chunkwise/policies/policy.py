@@ -281,7 +281,7 @@ class Policy(abc.ABC, Generic[Request]):
 
     def _by_spec(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
         """Gives what a client sends the names of `spec`; it has them, unless a class says otherwise."""
-        return observations.nested(observation, "image")
+        return observations.nested(observation, "image", "depth")
 
     @abc.abstractmethod
     def _compute(self, inputs: Any) -> Any:

@@ -39,6 +39,12 @@ class Dims:
     """Height and width of each; None without cameras."""
     shrunk: tuple[str, ...] = ()
     """Cameras whose images are shrunk as their recorded JPEGs are (chunkwise/policies/shrunk.py)."""
+    depth_cameras: tuple[str, ...] = ()
+    """Depth maps in a batch, in this order."""
+    depth_size: tuple[int, int] | None = None
+    """Height and width of each; None without depth cameras."""
+    depth_dtype: str | None = None
+    """Of their numbers, as recorded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +63,10 @@ class Dataset:
     """Height and width of colour images in a batch; None without cameras."""
     shrunk: tuple[str, ...] = ()
     """Cameras most of whose images are JPEGs that libjpeg shrinks."""
+    depth_size: tuple[int, int] | None = None
+    """Height and width of depth maps in a batch; None without depth cameras."""
+    depth_dtype: str | None = None
+    """Of their numbers."""
     notes: tuple[str, ...]
     """What a person should know: labels that are missing, episodes skipped, dimensions floored."""
 
@@ -68,6 +78,9 @@ class Dataset:
             cameras=self.cameras,
             image_size=self.image_size,
             shrunk=self.shrunk,
+            depth_cameras=self.depth_cameras,
+            depth_size=self.depth_size,
+            depth_dtype=self.depth_dtype,
         )
 
     @property
@@ -112,10 +125,11 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
     width = source.dims[data.observation]
     observation, floored = affine(stats, data.observation_norm, "state", width, name=data.observation)
     notes += floored
-    size, shrunk = None, ()
+    size, shrunk, depth_size, depth_dtype = None, (), None, None
     if isinstance(source, AlohaSource):
         form = image_form(data, source.images_of[0])
         size, shrunk = form.image_size, tuple(shrunk_cameras(data.cameras, form, source))
+        depth_size, depth_dtype = form.depth_size, None if form.depth_dtype is None else form.depth_dtype.name
     return Dataset(
         files=files,
         source=source,
@@ -125,6 +139,8 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
         depth_cameras=data.depth_cameras,
         image_size=size,
         shrunk=shrunk,
+        depth_size=depth_size,
+        depth_dtype=depth_dtype,
         notes=notes,
     )
 

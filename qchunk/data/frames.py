@@ -85,10 +85,10 @@ class Pixels:
 
     def put(self, frame: int, image: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
         """Keeps an image or a depth map, resized where it must be."""
-        _fit(image, self.pixels[frame])
+        fit(image, self.pixels[frame])
 
     def write(self, frame: int, out: np.ndarray) -> None:
-        _fit(self.pixels[frame], out)
+        fit(self.pixels[frame], out)
 
     def decodes(self, frame: int) -> bool:
         return False
@@ -130,7 +130,7 @@ class Jpegs:
         return dataclasses.replace(self, rows=self.rows.only(frames), numbers=numbers)
 
 
-def _fit(image: Shaped[np.ndarray, "h w *c"], out: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
+def fit(image: Shaped[np.ndarray, "h w *c"], out: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
     """Copies or resizes; depth maps by the nearest pixel, since a mean of two depths is a place where nothing is."""
     if image.shape == out.shape:
         np.copyto(out, image)

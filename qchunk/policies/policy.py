@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float32, UInt8, UInt32
+from jaxtyping import Array, Float32, Shaped, UInt8, UInt32
 
 from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.weights import read_weights
@@ -34,6 +34,7 @@ from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data.dataset import Dims, affine
+from qchunk.data.frames import fit
 from qchunk.data.selection import name_in_file
 
 NORM_STATS, DIMS = "norm_stats.json", "dims.json"
@@ -123,6 +124,16 @@ class QChunkPolicy(policy.Policy[Prepared]):
                     f"image/{name}": image_entry(name, size, may_be_none=False, shrunk=name in dims.shrunk)
                     for name in self.cameras
                 },
+                **{
+                    f"depth/{name}": Entry(
+                        shape=dims.depth_size or (0, 0),
+                        dtype=str(dims.depth_dtype),
+                        unit="as recorded",
+                        meaning=f"depth map of camera {name}",
+                        any_size=True,
+                    )
+                    for name in dims.depth_cameras
+                },
                 "state": Entry(
                     shape=(dims.observation,),
                     dtype="float32",
@@ -156,13 +167,16 @@ class QChunkPolicy(policy.Policy[Prepared]):
         """Returns what `infer` does for what a simulator shows. They may hold NaN: whoever plays looks.
 
         Args:
-          seen: Rows of `qpos`, `state`, and `images` (b, k, h, w, 3) in the order of data.cameras.
+          seen: Rows of `qpos`, `state`, `images` (b, k, h, w, 3) in the order of data.cameras, and `depth_images`
+            (b, k, h, w) in that of data.depth_cameras.
           seeds: Of what each row draws.
           committed: What each row's chunk is completed from; None: chunks are not completed.
         """
         observation: dict[str, Any] = {"state": seen[self.config.data.observation]}
         if self.cameras:
             observation["image"] = {name: seen["images"][:, k] for k, name in enumerate(self.cameras)}
+        if depth := self.agent.dims.depth_cameras:
+            observation["depth"] = {name: seen["depth_images"][:, k] for k, name in enumerate(depth)}
         return self._denormalised(self.act([self.prepare(observation, seeds=seeds, committed=committed)])[0])
 
     def values(self, seen: Mapping[str, np.ndarray], chunks: Float32[np.ndarray, "b t a"]) -> Float32[np.ndarray, " b"]:
@@ -176,6 +190,8 @@ class QChunkPolicy(policy.Policy[Prepared]):
         inputs = {name: self._observation_norm.apply(seen[name])}
         if self.cameras:
             inputs["images"] = seen["images"]
+        if self.agent.dims.depth_cameras:
+            inputs["depth_images"] = seen["depth_images"]
         return np.asarray(self._value(self._params, inputs, self._action_norm.apply(chunks)))
 
     def _prepare(
@@ -192,6 +208,10 @@ class QChunkPolicy(policy.Policy[Prepared]):
                 observation, self.cameras, self.resized, rows=rows, single=single, may_be_off=False
             )
             sent["images"] = np.stack([image for image in images.values() if image is not None], axis=1)
+        if dims.depth_cameras and dims.depth_dtype is not None:
+            of_depth = {"dtype": dims.depth_dtype, "rows": rows, "single": single}
+            maps = observations.depth_maps(observation, dims.depth_cameras, self._resized_depth, **of_depth)
+            sent["depth_images"] = np.stack(list(maps.values()), axis=1)
         seeds = options.get("seeds", self._row_seeds(draw, rows))
         if "seed" in options:
             seeds = observations.one_seed(options["seed"], rows)
@@ -234,6 +254,11 @@ class QChunkPolicy(policy.Policy[Prepared]):
         (shrink_into if camera in dims.shrunk else resize_into)(image, out)
         return out
 
+    def _resized_depth(self, depth: Shaped[np.ndarray, "h w"]) -> Shaped[np.ndarray, "h2 w2"]:
+        out = np.empty(self.agent.dims.depth_size or depth.shape, depth.dtype)
+        fit(depth, out)
+        return out
+
     def _compute(self, inputs: Any) -> Any:
         program = self._program if len(inputs) == 2 else self._completing
         assert program is not None
@@ -243,7 +268,8 @@ class QChunkPolicy(policy.Policy[Prepared]):
         return self._action_norm.invert(chunk)
 
     def exportable(self) -> Exportable:
-        """Inputs: `state`, `images` (k, h, w, 3) in the order of data.cameras, and `seed` of what a row draws."""
+        """Inputs: `state`, `images` (k, h, w, 3) in the order of data.cameras, `depth_images` (k, h, w) in that of
+        data.depth_cameras, and `seed` of what a row draws."""
         name, dims = self.config.data.observation, self.agent.dims
         inputs: dict[str, tuple[tuple[int, ...], str]] = {
             "state": ((dims.observation,), "float32"),
@@ -251,9 +277,12 @@ class QChunkPolicy(policy.Policy[Prepared]):
         }
         if self.cameras:
             inputs["images"] = ((len(self.cameras), *(dims.image_size or ()), 3), "uint8")
+        if dims.depth_cameras:
+            inputs["depth_images"] = ((len(dims.depth_cameras), *(dims.depth_size or ())), str(dims.depth_dtype))
 
         def program(params: PyTree, given: dict[str, Any]) -> Any:
-            seen = {name: given["state"]} | ({"images": given["images"]} if self.cameras else {})
+            seen = {name: given["state"]}
+            seen |= {key: given[key] for key in ("images", "depth_images") if key in inputs}
             return self._program(params, seen, given["seed"])
 
         return Exportable(
@@ -297,7 +326,10 @@ def by_row(act: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def dims_json(dims: Dims) -> str:
     """Returns the text of a run's dims.json."""
     size = None if dims.image_size is None else list(dims.image_size)
-    return json.dumps({"observation": dims.observation, "action": dims.action, "image_size": size}) + "\n"
+    found: dict[str, Any] = {"observation": dims.observation, "action": dims.action, "image_size": size}
+    if dims.depth_size is not None:
+        found |= {"depth_size": list(dims.depth_size), "depth_dtype": dims.depth_dtype}
+    return json.dumps(found) + "\n"
 
 
 def load(asked: Asked) -> QChunkPolicy:
@@ -338,17 +370,27 @@ def read_dims(folder: Path, config: QChunkConfig, stats: Mapping[str, NormStats]
         raise DataError(f"{folder / NORM_STATS}: expected statistics of {' and '.join(missing)}, found {sorted(stats)}")
     size, cameras = config.data.image_size, config.data.cameras
     path = folder / DIMS
+    depth: dict[str, Any] = {}
     if path.exists():
         tree = read_json(path)
         found = tree.get("image_size") if isinstance(tree, dict) else None
         if found is not None and not _is_size(found):
             raise DataError(f"{path}: expected image_size of two whole numbers above 0, found {found!r:.80}")
         size = None if found is None else (found[0], found[1])
+        deep = tree.get("depth_size") if isinstance(tree, dict) else None
+        if deep is not None and _is_size(deep):
+            depth = {"depth_size": (deep[0], deep[1]), "depth_dtype": tree.get("depth_dtype")}
     if cameras and size is None:
         raise DataError(
             f"{folder}: expected the size of the images in {DIMS} or data.image_size, found neither; a run of an "
             f'earlier version. Write {{"image_size": [height, width]}} of its recordings into {DIMS}'
         )
+    if config.data.depth_cameras:
+        if depth.get("depth_dtype") not in ("uint8", "uint16", "float32"):
+            raise DataError(
+                f"{path}: expected depth_size and depth_dtype of the run's depth maps, found {depth or 'none'}"
+            )
+        depth["depth_cameras"] = config.data.depth_cameras
     widths = len(stats["state"].mean), len(stats["actions"].mean)
     return Dims(
         observation=widths[0],
@@ -356,6 +398,7 @@ def read_dims(folder: Path, config: QChunkConfig, stats: Mapping[str, NormStats]
         cameras=cameras,
         image_size=size if cameras else None,
         shrunk=read_shrunk(folder),
+        **(depth if config.data.depth_cameras else {}),
     )
 
 

@@ -1,0 +1,113 @@
+"""Depth maps, which an agent of the user's own sees: trained on, measured on what is held out, loaded, asked."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import qchunk.train
+from chunkwise import load_policy
+from chunkwise.errors import ConfigError, DataError
+from qchunk.agents.make import flow_parts
+from qchunk.agents.qc import QCAgent
+from qchunk.config import EvalConfig
+from qchunk.policies.policy import QChunkPolicy
+from tests.qchunk import image_recordings as recorded
+from tests.qchunk.recordings import config
+
+FAR = 65535
+SIZE = (12, 16)
+
+
+class DepthAgent(QCAgent):
+    """Sees the mean depth of each camera beside the state; its one-step policy answers with it."""
+
+    def _examples(self) -> Any:
+        state, chunk, time = super()._examples()
+        return jnp.concatenate([state, jnp.zeros((1, len(self.dims.depth_cameras)))], -1), chunk, time
+
+    def encode(self, params: Any, network: str, observations: Any) -> Any:
+        depth = observations["depth_images"].astype(jnp.float32).mean((2, 3)) / FAR
+        return jnp.concatenate([super().encode(params, network, observations), depth], -1)
+
+    def policy(self, params: Any, observations: Any, key: Any) -> Any:
+        depth = observations["depth_images"].astype(jnp.float32).mean((1, 2, 3)) / FAR
+        return jnp.broadcast_to(depth[:, None], (len(depth), self.chunk_size))
+
+
+def make_agent(config: Any, dims: Any) -> DepthAgent:
+    return DepthAgent(**flow_parts(config, dims))
+
+
+def config_of(root: Path, run: Path, **data: Any) -> Any:
+    settings = {"depth_cameras": ("cam_high",), "image_size": SIZE, "holdout": 0.4, "action_norm": "none"}
+    made = config(root, horizon=3, batch=4, **settings | data)
+    agent = dataclasses.replace(made.agent, factory=f"{__name__}:make_agent", hidden_sizes=(8,), policy="distill")
+    train = dataclasses.replace(made.train, steps=2, eval_every=2, log_every=1)
+    running = dataclasses.replace(made.run, dir=str(run))
+    return dataclasses.replace(made, agent=agent, train=train, run=running, eval=EvalConfig(env=None))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("depth")
+    for number in range(5):
+        recorded.write_episode(folder / f"episode_{number}.hdf5", 8, number, success=number % 2 == 0, depth=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    qchunk.train.main(config_of(root, folder), "test")
+    return folder
+
+
+def test_a_policy_is_asked_with_depth_as_it_was_trained_with(root: Path, run: Path):
+    """Resized by the nearest pixel, in the recorded unit; the held-out episodes were measured with it."""
+    measured = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert any("holdout/policy/error" in row for row in measured)
+    policy = load_policy(run, allow_code=f"{__name__}:make_agent")
+    assert isinstance(policy, QChunkPolicy)
+    entry = policy.spec.observation["depth/cam_high"]
+    assert (entry.shape, entry.dtype, entry.any_size) == (SIZE, "uint16", True)
+    with h5py.File(root / "episode_0.hdf5") as h5:
+        depth = np.asarray(h5["/observations/images_depth/cam_high"])[:3]
+    nearest = depth[:, 1::2, 1::2]  # of two rows or columns the second holds the middle
+    states = np.stack([policy.example()["state"]] * 3)
+    for sent in ({"depth": {"cam_high": depth}}, {"depth/cam_high": depth}, {"depth": {"cam_high": nearest}}):
+        chunks = policy.infer({"state": states, **sent})["actions"]
+        np.testing.assert_allclose(chunks[:, 0, 0], nearest.mean((1, 2)) / FAR, rtol=1e-5)
+    one = policy.infer({"state": states[1], "depth": {"cam_high": depth[1]}})["actions"]
+    np.testing.assert_allclose(one[0, 0], nearest[1].mean() / FAR, rtol=1e-5)
+    assert policy.exportable().inputs["depth_images"] == ((1, *SIZE), "uint16")
+
+
+@pytest.mark.parametrize(
+    ("depth", "message"),
+    [
+        (None, "depth: expected it in the observation"),
+        ({"cam_low": np.zeros(SIZE, np.uint16)}, r"depth: expected a dict with \['cam_high'\]; found \['cam_low'\]"),
+        (
+            {"cam_high": np.zeros(SIZE, np.float32)},
+            r"cam_high: expected one depth map \[h, w\] of uint16, found float32",
+        ),
+        ({"cam_high": np.zeros((*SIZE, 1), np.uint16)}, r"of uint16, found uint16 \[12, 16, 1\]"),
+    ],
+)
+def test_depth_of_another_kind_is_refused(run: Path, depth: Any, message: str):
+    policy = load_policy(run, allow_code=f"{__name__}:make_agent")
+    observation = {"state": policy.example()["state"]} | ({} if depth is None else {"depth": depth})
+    with pytest.raises(DataError, match=message):
+        policy.infer(observation)
+
+
+def test_an_environment_that_shows_none_is_refused(root: Path, tmp_path: Path):
+    acting = dataclasses.replace(config_of(root, tmp_path / "run"), eval=EvalConfig(env="gym:Pendulum-v1"))
+    with pytest.raises(ConfigError, match=r"depth_cameras is \['cam_high'\], and no environment here shows depth"):
+        qchunk.train.main(acting, "test")
