@@ -76,7 +76,9 @@ def test_shapes_of_ppo_are_those_of_its_chunks(tmp_path: Path):
     assert "ppo_loss" in metrics
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("int8", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(name, marks=pytest.mark.long) for name in ("bfloat16", "int8"))]
+)
 def test_what_is_served_is_what_a_policy_computes(dtype: Dtype, tmp_path: Path):
     from openpi_ript.data.dataset import open_data
     from openpi_ript.model.pi0 import Observation, Pi0

@@ -129,6 +129,7 @@ def test_a_field_that_is_read_by_its_name_is_read(tmp_path: Path):
     assert "spine.experiment.RunConfig.seed" in planted(tmp_path, code=CODE.replace("of(config.run) +", "0 +"))
 
 
+@pytest.mark.long
 def test_fields_planted_in_the_program_are_found(tmp_path: Path):
     """The last one's name is read nowhere, those of the others are: on other classes."""
     plants = {

@@ -11,6 +11,7 @@ CONFIG = "tests/train.py"
 WHY_NOT = power.possible()
 
 
+@pytest.mark.long
 # `.ci/full` cuts the power 190 times, and fails where it cannot. tests/chunkwise/checkpoint asks anywhere what lies on
 # the device. Without root, loop devices and e2fsck nothing can take away what a disk has not written yet.
 @pytest.mark.skipif(bool(WHY_NOT), reason=f"no disk that can lose its power: {WHY_NOT}")  # a test may not ask for root

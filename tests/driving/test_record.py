@@ -42,6 +42,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TownEnv, "images", lambda self: dict.fromkeys(self._spec.cameras, grey))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("blind")
 def test_errors_take_the_car_off_its_lane_and_what_is_recorded_leads_back(tmp_path: Path):
     quiet, noisy = (

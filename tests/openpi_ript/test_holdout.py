@@ -82,7 +82,7 @@ def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
             config(root, holdout=share)
 
 
-@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("dropout", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_loss_is_the_mean_over_all_real_steps_of_fixed_windows(root: Path, tmp_path: Path, dropout: bool) -> None:
     """Summed here over windows and steps from what the model says of each, under the noise of the batch's number."""
     run = with_holdout(small_config(root, tmp_path), 0.5)

@@ -205,7 +205,7 @@ def test_checkpoint_of_another_model_is_refused_with_all_differences() -> None:
         assert line in message
 
 
-@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+@pytest.mark.parametrize("kind", ["pi0", pytest.param("pi05", marks=pytest.mark.long)])
 def test_folded_condition_is_a_model_of_openpis_own(kind: Any) -> None:
     conditioned, plain = make_model(kind, optimality=True), make_model(kind)
     params = random_params(conditioned)

@@ -124,6 +124,7 @@ def play(folder: Path) -> None:
     (folder / f"told.{processes.index()}.json").write_text(json.dumps(told))
 
 
+@pytest.mark.long
 def test_two_processes_evaluate_as_one(tmp_path: Path):
     """Each plays its half of the episodes, whose outcomes, metrics and video are those of one process."""
     folders = [tmp_path / "one", tmp_path / "two"]

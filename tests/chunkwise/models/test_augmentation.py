@@ -85,6 +85,7 @@ def images(rows: int, cameras: int = 2) -> jnp.ndarray:
     return jnp.asarray(np.broadcast_to(plane, (rows, cameras, 16, 16, 3)))
 
 
+@pytest.mark.long
 def test_draws_are_a_functions_of_the_key_and_differ_from_image_to_image() -> None:
     config, key = AugmentationConfig(), jax.random.key(3)
     one, again = (augmented(images(4), key, config, (True, False)) for _ in range(2))

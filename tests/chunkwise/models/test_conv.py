@@ -12,7 +12,13 @@ from chunkwise.models.layers import Conv, convolve, max_pool
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize(("size", "window"), [((8, 6), (3, 3)), ((7, 9), (3, 3)), ((9, 8), (7, 7)), ((5, 5), (1, 1))])
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [
+        ((7, 9), (3, 3)),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in [((8, 6), (3, 3)), ((9, 8), (7, 7)), ((5, 5), (1, 1))]),
+    ],
+)
 def test_equal_to_flax_with_its_own_weights(size: tuple[int, int], window: tuple[int, int], stride: int):
     x = jax.random.normal(jax.random.key(0), (2, *size, 3))
     theirs: Any = nn.Conv(5, window, strides=stride)

@@ -235,6 +235,7 @@ class Dies(study_fleet.StudyWorker):
         return 0, "trained"
 
 
+@pytest.mark.long
 def test_a_run_that_costs_its_workers_has_failed_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(program, "StudyWorker", Dies)
     runs = runs_of(StudyConfig(config="qchunk/debug", seeds=(0, 1)))

@@ -134,9 +134,9 @@ def train(config: ToyConfig, **hooks: Any) -> tuple[str, FreeTask]:
     [
         (3, free()),
         (12, free()),
-        (12, OptimConfig(method="muon")),
+        pytest.param(12, OptimConfig(method="muon"), marks=pytest.mark.long),
         (12, OptimConfig(method="muon", first_moment="bfloat16")),
-        (12, OptimConfig(first_moment="bfloat16", schedule="cosine")),
+        pytest.param(12, OptimConfig(first_moment="bfloat16", schedule="cosine"), marks=pytest.mark.long),
     ],
     ids=["free_early", "free", "muon", "muon_bfloat16", "adamw_bfloat16"],
 )

@@ -72,6 +72,7 @@ def test_parameters_as_the_challenge_writes_them():
     assert [rounded(number) for number in numbers] == ["1K", "2K", "10000K", "10M", "429M", "3238M", "32B"]
 
 
+@pytest.mark.long
 def test_from_records_to_the_archive(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

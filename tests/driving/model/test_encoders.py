@@ -88,6 +88,7 @@ def vit(**changes: Any) -> ModelConfig:
     return dataclasses.replace(VIT, vit=dataclasses.replace(VIT.vit, **changes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy", [pytest.param(name, marks=pytest.mark.long if i else ()) for i, name in enumerate(get_args(RematPolicy))]
 )

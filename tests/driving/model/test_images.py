@@ -82,6 +82,7 @@ def test_the_anchor_alone_is_changed_as_the_anchor(root: Path):
     assert np.abs(images - host["images"][:, 1])[there].max() <= ROUNDED
 
 
+@pytest.mark.long
 def test_both_tasks_learn_from_changed_images(root: Path):
     """The loss of a step is that of images that were changed before, and not that of images as they were read."""
     seen = WaypointConfig(hidden_sizes=(8,), use_moments=True)

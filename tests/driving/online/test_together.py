@@ -144,7 +144,8 @@ def name_of(path: Path) -> str:
     return f"{path.parent.name[:13]}/{path.name}"
 
 
-@pytest.mark.parametrize("where", ["nowhere", pytest.param("town", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["nowhere", "town"])
 def test_two_processes_drive_what_one_drives(where: str, tmp_path: Path):
     """Files, metrics and batches are those of one process; each plays its half, and what lies there is not played."""
     one, two, cut = (tmp_path / name for name in ("one", "two", "cut"))

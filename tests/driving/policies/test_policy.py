@@ -333,6 +333,7 @@ def test_an_export_predicts_alike(drives: Path, run: Path, loaded: WaypointPolic
     assert not np.array_equal(act(unknown), act(one))
 
 
+@pytest.mark.long
 def test_moments_and_calibration_are_read_as_in_training(drives: Path, tmp_path: Path):
     """What `infer` makes of an observation is what the model predicts of the dataset's own batch."""
     seen: dict[str, Any] = {"use_moments": True, "use_calibration": True, "residual": ResidualConfig(width=4)}

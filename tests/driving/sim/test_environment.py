@@ -206,6 +206,7 @@ def test_oncoming_cars_stop_for_what_is_in_their_lane():
     assert sum(car.s < place for car in free._oncoming) > sum(car.s < place for car in town._oncoming)
 
 
+@pytest.mark.long
 def test_crossing_cars_wait_for_red_and_for_who_is_in_the_junction():
     town = find(lambda town: any(one.signal is not None for one in town._crossing))
     crossing = next(one for one in town._crossing if one.signal is not None)
@@ -380,6 +381,7 @@ def test_the_towns_driver_leads_for_a_time_of_its_own_for_each_seed():
     assert len(set(leads)) > 2
 
 
+@pytest.mark.long
 def test_drives_from_one_start_share_its_town_and_nothing_that_moves(monkeypatch: pytest.MonkeyPatch):
     """As of environments of their own: observations, images, states and results. One scene is built for a start."""
     spec, built = dataclasses.replace(SPEC, cameras=("front", "front@-0.4"), image_size=(32, 48)), []

@@ -42,6 +42,7 @@ def test_parts_make_the_update_of_the_whole(tmp_path: Path, drives: Path):
     assert_same_update(tasks[0], tasks[1], state, batch, quick)
 
 
+@pytest.mark.long
 def test_parts_of_a_pretraining_that_compares_no_rows(tmp_path: Path, drives: Path, monkeypatch: pytest.MonkeyPatch):
     one = dataclasses.replace(pretraining(tmp_path, drives), objective=ObjectiveConfig(masked=1.0, ego_motion=0.5))
     tasks = [pretrain.PretrainTask(each, open_data(each.data)) for each in (one, parted(one))]

@@ -72,6 +72,7 @@ def test_what_is_masked_beside_it_is_as_without_it(tmp_path: Path, drives: Path)
     assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_run_of_it_goes_on_with_what_it_followed(tmp_path: Path, drives: Path):
     settings = distilling(tmp_path, drives)
     main(settings, "distilled")

@@ -87,7 +87,7 @@ def test_it_moves_the_encoder_and_the_waypoints_and_not_what_it_aims_at(tmp_path
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(aimed))
 
 
-@pytest.mark.parametrize("modes", [1, 2])
+@pytest.mark.parametrize("modes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_run_with_it_trains_is_measured_and_sees_no_later_image(tmp_path: Path, drives: Path, modes: int):
     augment = AugmentConfig(brightness=0.3, flip=0.5, crop=0.1)
     settings = imagining(tmp_path, drives, modes=modes, augment=augment)
@@ -147,6 +147,7 @@ def test_moments_without_images_are_refused(tmp_path: Path):
     assert given(task)["later_valid"].any()
 
 
+@pytest.mark.long
 def test_a_run_begins_with_what_drives_of_another_and_with_its_world_if_it_is_alike(tmp_path: Path, drives: Path):
     imagined, plain = imagining(tmp_path / "world", drives), config(tmp_path / "plain", drives)
     for settings in (imagined, plain):

@@ -142,7 +142,8 @@ def test_hidden_units_of_all_never_exist_in_blocks(block: int | None, kept: bool
     assert bool(hidden) == kept, hidden
 
 
-@pytest.mark.parametrize("kind", ["pi0", pytest.param("pi05", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
 def test_a_model_in_blocks_has_the_same_loss_and_gradients(kind: Literal["pi0", "pi05"]):
     observation = make_observation(toy(kind))
     actions = jax.random.normal(jax.random.key(0), (3, 8, 8))

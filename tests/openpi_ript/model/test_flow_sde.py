@@ -112,7 +112,7 @@ def test_the_sde_has_the_odes_marginals_at_every_time():
     assert moved < 0.6, "it arrives elsewhere than the ODE, though as often"
 
 
-@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+@pytest.mark.parametrize("kind", ["pi0", pytest.param("pi05", marks=pytest.mark.long)])
 def test_a_chain_of_the_model_has_the_likelihood_with_which_it_was_sampled(kind: Any):
     model = make_model(kind)
     params, observation = random_params(model), make_observation(model.config)

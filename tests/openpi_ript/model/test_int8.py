@@ -94,7 +94,8 @@ def test_a_model_computes_with_them_as_with_rounded_weights(kind: Any):
     assert 1e-5 < far < 0.05
 
 
-@pytest.mark.parametrize(("name", "bound"), [("pi0", 0.06), pytest.param("pi05", 0.06, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "bound"), [("pi0", 0.06), ("pi05", 0.06)])
 def test_openpis_numbers_within_a_bound(name: str, bound: float, monkeypatch: pytest.MonkeyPatch):
     """Against what openpi computed with these weights in float32; the largest difference beside the largest number."""
     fixture = parity.load_fixture(PARITY[0])

@@ -166,7 +166,7 @@ def test_a_step_moves_trained_weights_alone() -> None:
         ("flow", 1, None),
         pytest.param("flow", 2, None, marks=pytest.mark.long),
         pytest.param("flow", 1, 16, marks=pytest.mark.long),
-        ("guided", 1, None),
+        pytest.param("guided", 1, None, marks=pytest.mark.long),
         pytest.param("ppo", 1, None, marks=pytest.mark.long),
     ],
 )

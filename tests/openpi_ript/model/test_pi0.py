@@ -72,7 +72,7 @@ def test_full_sizes_have_openpis_names_and_shapes() -> None:
     assert (adapted["lora_a"].shape, adapted["lora_b"].shape) == ((18, 8, 2048, 16), (18, 8, 16, 256))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["pi0", pytest.param("pi05", marks=pytest.mark.long)])
 def test_cached_prefix_equals_one_joint_pass_in_values_and_gradients(kind: Kind) -> None:
     model = make_model(kind)
     params, seen, x_t = random_params(model), make_observation(model.config), make_actions(model.config)
@@ -100,6 +100,7 @@ def test_cached_prefix_equals_one_joint_pass_in_values_and_gradients(kind: Kind)
     assert_trees_close(gradient, expected_gradient, 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy",
     [
@@ -152,7 +153,7 @@ def test_bfloat16_keeps_weights_and_result_in_float32() -> None:
     assert v.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["pi0", pytest.param("pi05", marks=pytest.mark.long)])
 def test_fresh_condition_leaves_the_pretrained_model_exactly_as_it_is(kind: Kind) -> None:
     plain, conditioned = make_model(kind), make_model(kind, optimality=True)
     fresh = compiled(lambda key: init_params(conditioned, key))(jax.random.key(3))["condition_embedding"]

@@ -36,7 +36,8 @@ def make_policy(case: Case, kept: Dtype, computed: Dtype) -> Policy:
     return Policy(config, traverse_util.unflatten_dict(drawn, sep="/"), stats, dtype=kept)
 
 
-@pytest.mark.parametrize("name", [pytest.param("pi0_droid", marks=pytest.mark.long), "pi05_droid"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["pi0_droid", "pi05_droid"])
 def test_weights_take_half_the_memory_and_actions_lie_near(name: str) -> None:
     """Arithmetic in bfloat16 alone moves actions as far: its products round the same weights at each use."""
     kinds: tuple[Dtype, Dtype] = ("float32", "bfloat16")

@@ -39,9 +39,7 @@ from tests.openpi_ript.toy_rollouts import FakeCollector, jobs, make_rollout, po
 
 SEED, STEPS, HORIZON, WIDTH = 5, 3, 8, 8
 PPO = PpoConfig(noise=0.4, sample_steps=STEPS, epochs=2, learning_rate_scale=1.0)
-ROLLOUT = RolloutConfig(
-    start=2, updates=4, groups=1, max_groups=6, size=4, initial_states=6, objective="ppo", ppo=PPO
-)  # fmt: skip
+ROLLOUT = RolloutConfig(start=2, updates=4, groups=1, max_groups=6, size=4, initial_states=6, objective="ppo", ppo=PPO)
 
 
 @pytest.fixture(scope="module")
@@ -359,6 +357,7 @@ def test_what_is_seen_in_an_update_is_what_was_seen_in_the_rollout(root: Path, t
         half.task.finish()
 
 
+@pytest.mark.long
 def test_the_learning_rate_is_scaled_and_frozen_weights_stay(half: Half):
     inputs = half.task._inputs_of(batch_of(half, played(half)).batch(2, slice(0, 8)))
     trains = half.task._trains
@@ -396,6 +395,7 @@ def test_the_update_for_batches_from_anywhere_is_that_of_a_run(
     assert (ppo._model, ppo._trains) == (update.model, update._trains)
 
 
+@pytest.mark.long
 def test_parts_of_a_batch_make_the_update_of_the_whole(half: Half):
     """Rows 0 to 3 count, of 8: parts of alternate rows have two each, and the mean divides by all four."""
     inputs = half.task._inputs_of(batch_of(half, played(half)).batch(2, slice(0, 8)))

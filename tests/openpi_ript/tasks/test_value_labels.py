@@ -199,6 +199,7 @@ def exact(fate: bool, frame: int) -> float:
     return -(left + (0 if fate else LIMIT)) / (2 * LIMIT)
 
 
+@pytest.mark.long
 def test_values_of_a_chain_are_learned():
     """Within 0.02, and then only the step at which fate turned out well is better than expected."""
     value = ValueConfig(lookahead=1, bins=201, width=64, window=64, positive_share=1 / 16, learning_rate=3e-3)

@@ -145,6 +145,7 @@ def test_one_update(name: str, clip_norm: float | None, inject: Any):
     assert min(jax.tree.leaves(moved)) > 1e-5
 
 
+@pytest.mark.long
 def test_a_flow_that_the_critic_does_not_bend_has_no_loss():
     """Where f_theta is f_beta's average and the critics are flat, the path's adjoint and the loss are 0."""
     case, agent = Case("whole"), agent_of()

@@ -72,6 +72,7 @@ def test_the_script_without_noise_succeeds(env: aloha.TransferCube) -> None:
         assert (played.arrays["/action"] <= env.action_high).all()
 
 
+@pytest.mark.long
 def test_noise_makes_successes_and_failures(env: aloha.TransferCube) -> None:
     """At 2 cm about a third succeeds: of ten, none or all is less likely than 1 in 50."""
     config = RecordConfig(

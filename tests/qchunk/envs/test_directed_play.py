@@ -118,8 +118,8 @@ def test_a_cube_goes_into_the_open_drawer_which_closes_after_that() -> None:
     ("env", "task"),
     [
         ("cube-double-v0", TASK),
-        ("puzzle-3x3-v0", "puzzle-3x3-play-singletask-task4-v0"),
-        ("scene-v0", "scene-play-singletask-task2-v0"),
+        pytest.param("puzzle-3x3-v0", "puzzle-3x3-play-singletask-task4-v0", marks=pytest.mark.long),
+        pytest.param("scene-v0", "scene-play-singletask-task2-v0", marks=pytest.mark.long),
     ],
 )
 def test_the_scene_gets_a_target_that_the_task_needs(env: str, task: str) -> None:
@@ -136,6 +136,7 @@ def test_the_scene_gets_a_target_that_the_task_needs(env: str, task: str) -> Non
             np.testing.assert_array_equal(info["privileged/target_block_pos"], GOALS[cube])
 
 
+@pytest.mark.long
 def test_half_an_episode_of_directed_play_solves_the_task() -> None:
     """Oracles without noise, and targets that are all the task's; random play has solved it in 1 of 40 episodes."""
     directed = DirectedPlayConfig(task=TASK, share=1.0)

@@ -195,7 +195,7 @@ def reached(gradient: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("policy", ["distill", pytest.param("best_of_n", marks=pytest.mark.long)])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [pytest.param(False, marks=pytest.mark.long), True])
 def test_gradients_reach_the_encoders_that_the_config_says(policy, shared):
     agent = agent_of(dataclasses.replace(TINY, share_actor_critic=shared), policy=policy, num_samples=3)
     batch = seen_batch()

@@ -153,8 +153,7 @@ def test_without_a_start_that_the_critic_learns_from_nothing_is_said_of_it(tmp_p
     "policy",
     [
         "distill",
-        "best_of_n",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("gaussian", "adjoint_matching")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("best_of_n", "gaussian", "adjoint_matching")),
     ],
 )
 def test_a_run_without_a_simulator_writes_them(tmp_path: Path, policy: Any):

@@ -284,7 +284,10 @@ def test_each_row_draws_what_it_would_draw_alone(loaded: QChunkPolicy):
         loaded.infer(observation(3), seeds=SEEDS.astype(np.int64))
 
 
-@pytest.mark.parametrize("way", [{"policy": "best_of_n", "num_samples": 4}, {"policy": "adjoint_matching"}])
+@pytest.mark.parametrize(
+    "way",
+    [{"policy": "best_of_n", "num_samples": 4}, pytest.param({"policy": "adjoint_matching"}, marks=pytest.mark.long)],
+)
 def test_chunks_are_completed_from_what_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ):

@@ -40,13 +40,13 @@ def make_policy(policy: str, *, images: bool) -> QChunkPolicy:
 @pytest.mark.parametrize(
     ("policy", "images", "committed", "rows"),
     [
-        ("best_of_n", False, False, 1),
+        pytest.param("best_of_n", False, False, 1, marks=pytest.mark.long),
         ("best_of_n", False, False, 5),
-        ("best_of_n", False, False, 10),
+        pytest.param("best_of_n", False, False, 10, marks=pytest.mark.long),
         ("best_of_n", True, False, 5),
         ("best_of_n", False, True, 5),
         ("distill", False, False, 5),
-        ("distill", True, False, 4),
+        pytest.param("distill", True, False, 4, marks=pytest.mark.long),
     ],
 )
 def test_a_row_does_not_depend_on_its_neighbours_nor_its_place(policy: str, images: bool, committed: bool, rows: int):

@@ -86,6 +86,7 @@ def test_every_task_resets_alike_after_another_episode(task: str):
     np.testing.assert_array_equal(first[1], again[1])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("task", MT10)
 def test_experts_solve_the_ten(task: str):
