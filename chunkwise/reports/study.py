@@ -394,7 +394,8 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
             show("\n".join([f"OUT={shlex.quote(str(out))}", *study_table.commands(study, runs)]))
             show(f"# {done} of {len(runs)} runs are finished")
             return 0
-        prepare_place(out / study_table.TABLE)
+        if not arguments.table:  # of runs that are there, which a folder that cannot be written shows all the same
+            prepare_place(out / study_table.TABLE)
         failed: dict[str, str] = {}
         if arguments.watch:
             watch(study, runs, out)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from chunkwise.config.study import OUTCOMES, Run, StudyConfig
-from chunkwise.errors import DataError, NonFiniteError, one_line
+from chunkwise.errors import DataError, NonFiniteError, StorageError, one_line
 from chunkwise.files.durable import make_folders, scratch_file, write_durably, write_json
 from chunkwise.files.place import told_place
 from chunkwise.files.strict_json import read_json
@@ -131,8 +131,8 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     evaluations = [row for row in measured if name in row]
     if not evaluations:
         return None
-    last = evaluations[-1]
-    if last["step"] < (ended := _last_update(run)):
+    last, done = evaluations[-1], last_word(run, 0)
+    if done is not None and last["step"] < (ended := done["step"]):
         raise DataError(
             f"{run / 'metrics.jsonl'}: expected the evaluation of step {ended}, with which the run ended, found that "
             f"of step {last['step']} as the last: lines are missing, as of a copy broken off. Copy the folder again"
@@ -144,12 +144,6 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     episodes = last.get(f"{policy}/episodes")
     found: dict[str, Any] = {"score": float(last[name]), "episodes": None if episodes is None else int(episodes)}
     return found | {"states": _states(run, last["step"], found) if name == "policy/success" else {}}
-
-
-def _last_update(run: Path) -> int:
-    """Returns with which update a run ended, as done.json says; 0 where it says nothing."""
-    done = last_word(run, 0)
-    return 0 if done is None else int(done["step"])
 
 
 def unmeasured(run: Path, study: StudyConfig) -> str:
@@ -419,12 +413,17 @@ def write(
 
     Raises:
       UnmeasuredError: As `table`.
-      StorageError: The folder cannot be written.
+      StorageError: The folder cannot be written; the table is printed then.
     """
     found = table(study, runs, out, failed, unfinished) | {"evaluated_otherwise": dict(sorted(otherwise.items()))}
-    with told_place(out):
-        write_json(out / TABLE, found)
-        write_durably(out / "table.md", markdown(found))
+    text = markdown(found)
+    try:
+        with told_place(out):
+            write_json(out / TABLE, found)
+            write_durably(out / "table.md", text)
+    except StorageError:
+        print(text, flush=True)  # the runs are there, whatever becomes of the table's files
+        raise
     return found
 
 

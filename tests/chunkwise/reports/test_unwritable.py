@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from chunkwise.config.study import StudyConfig, runs_of
 from chunkwise.errors import ConfigError, RunError, StorageError
-from chunkwise.reports import compare, report, study
+from chunkwise.reports import compare, report, study, study_table
 from tests.chunkwise.reports.test_page import evaluated, write_run
 
 
@@ -44,8 +45,17 @@ def test_a_study_whose_folder_cannot_be_is_told(tmp_path: Path, more: list[str],
     for place in (tmp_path / "file", tmp_path / "file/below"):
         assert study.main([str(tmp_path / "mine.py"), "--out", str(place), *more]) == StorageError.exit_code == 74
         said = capsys.readouterr().err
-        assert said.startswith(f"error: cannot write {place}/")
+        assert said.startswith(f"error: cannot write {place}")
         assert said.endswith(": Not a directory. Choose another with --out\n")
+
+
+def test_a_table_whose_files_cannot_be_written_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The folder of the runs is the one that cannot be written: another --out would have none of them."""
+    found = StudyConfig(config="qchunk/debug", seeds=(0,))
+    (tmp_path / study_table.TABLE).mkdir()
+    with pytest.raises(StorageError, match=r"cannot write .*: Is a directory"):
+        study_table.write(found, runs_of(found), tmp_path, {}, {})
+    assert capsys.readouterr().out.startswith("# qchunk/debug: success over seeds 0")
 
 
 def test_a_log_that_cannot_be_written_fails_its_run(tmp_path: Path):
