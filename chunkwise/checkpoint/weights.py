@@ -10,6 +10,7 @@ from chunkwise.checkpoint.prune import KeepBest
 from chunkwise.checkpoint.reader import list_saves, read_newest
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.errors import ConfigError, DataError, MismatchError
+from chunkwise.files.place import is_utf8
 from chunkwise.state import average_of, tree_merge
 
 Which = Literal["newest", "best"]
@@ -43,11 +44,13 @@ def read_weights(
       checkpoint: A step, or see `Which`.
 
     Raises:
-      ConfigError: "best" is asked for, and the run's config has no checkpoint.keep_best.
+      ConfigError: "best" is asked for, and the run's config has no checkpoint.keep_best; or the run's path is no UTF-8.
       DataError: There is no whole checkpoint, none of this step, or none that was evaluated.
       MismatchError: It holds other weights than the config says, or a file of the run that belongs to it is another.
       StorageError: It cannot be read, and nothing shows that it is damaged.
     """
+    if not is_utf8(run.resolve()):
+        raise ConfigError(f"{run}: expected a path in UTF-8, found other bytes, which Orbax does not open; rename it")
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), jax.eval_shape(init)

@@ -27,9 +27,11 @@ from chunkwise.checkpoint.reader import (
     require_same_files,
     verify,
 )
-from chunkwise.config.experiment import CheckpointConfig
-from chunkwise.errors import DataError, MismatchError, StorageError
+from chunkwise.checkpoint.weights import read_weights
+from chunkwise.config.experiment import CheckpointConfig, TrainConfig
+from chunkwise.errors import ConfigError, DataError, MismatchError, StorageError
 from tests.chunkwise.checkpoint.test_manager import FINGERPRINT, make_state, progress, written
+from tests.chunkwise.toy import ToyConfig
 
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -338,3 +340,11 @@ def test_what_a_save_was_made_with_is_read_without_its_arrays(tmp_path: Path):
         read_fingerprint(tmp_path, 2)
     with pytest.raises(DataError, match="3: expected a checkpoint of a run"):
         read_fingerprint(tmp_path, 3)
+
+
+def test_a_run_whose_path_is_no_utf8_is_named_as_that(tmp_path: Path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))
+    folder.mkdir()
+    config = ToyConfig(train=TrainConfig(steps=1, batch_size=1))
+    with pytest.raises(ConfigError, match="expected a path in UTF-8, found other bytes, which Orbax does not open"):
+        read_weights(folder, config, make_state)
