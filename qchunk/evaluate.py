@@ -38,6 +38,7 @@ from chunkwise.files import trust
 from chunkwise.files.place import prepare_place, told_place
 from chunkwise.policies.execution import Committed, Execution, add_flags, execution_of
 from chunkwise.policies.load import load_policy
+from qchunk.agents.base import Agent
 from qchunk.config import QChunkConfig
 from qchunk.data import Dims
 from qchunk.envs import simulators
@@ -221,17 +222,8 @@ def _collector(
 
 
 def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:
-    """Returns the cameras of the environment as the networks are used to them; None without cameras.
-
-    Raises:
-      ConfigError: The networks see depth, which no environment shows.
-    """
+    """Returns the cameras of the environment as the networks are used to them; None without cameras."""
     render_size = config.eval.render_size
-    if dims.depth_cameras:
-        raise ConfigError(
-            f"data.depth_cameras is {list(dims.depth_cameras)}, and no environment here shows depth; expected eval.env "
-            "None: data.holdout measures the policy on recordings, and `chunkwise serve` gives it to a robot"
-        )
     if not dims.cameras:
         return None
     return simulators.View(
@@ -240,6 +232,16 @@ def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:
         image_size=dims.image_size or render_size,
         shrunk=dims.shrunk,
     )
+
+
+def require_shown(agent: Agent) -> None:
+    """Raises ConfigError for an agent that acts by depth, which no environment here shows."""
+    if agent.acts_by_depth and agent.dims.depth_cameras:
+        raise ConfigError(
+            f"{type(agent).__name__} acts by depth, of {list(agent.dims.depth_cameras)}, and no environment here shows "
+            "it; expected eval.env None: data.holdout measures the policy on recordings, and `chunkwise serve` gives "
+            "it to a robot"
+        )
 
 
 def evaluate_run(
@@ -276,6 +278,7 @@ def evaluate_run(
         raise ConfigError("eval.env of the run is None; expected an environment in --env")
     if env is None and ":" in name:
         trust.refuse_code(f"eval.env of the run is {name!r}; expected it in --env, where you trust it")
+    require_shown(policy.agent)
     widths = (config.data.observation, policy.agent.dims.observation)
     if execution is not None and execution.how == "realtime":
         policy.require_completing()

@@ -42,7 +42,7 @@ from qchunk.data.holdout import open_measured
 from qchunk.data.readers.aloha import AlohaSource
 from qchunk.data.readers.aloha_images import COLOUR
 from qchunk.envs import run_summary, simulators
-from qchunk.evaluate import Policy, close_environments, evaluate, view_of, write_video
+from qchunk.evaluate import Policy, close_environments, evaluate, require_shown, view_of, write_video
 from qchunk.online.phase import Online
 from qchunk.online.replay import STATES
 from qchunk.policies.offline_metrics import OfflineMetrics, summary
@@ -61,8 +61,9 @@ class QChunkTask:
         self.folder = folder
         self.dataset = dataset
         self.agent = make_agent(config, dataset.dims(config.data.observation), allow_code=True)
-        acts = config.eval.env is not None or config.online is not None
-        view = view_of(config, self.agent.dims) if acts else None
+        if config.eval.env is not None:
+            require_shown(self.agent)
+        view = view_of(config, self.agent.dims)
         if view is not None and config.eval.env is not None:  # now, not at the first evaluation
             simulators.require_images(config.eval.env, view)
         self._policy = self._acting("policy")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkwise.config.experiment import ExperimentConfig, of_a_run_of_before
+from chunkwise.config.experiment import ExperimentConfig, of_a_run_of_before, refuse_anew
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget, trust
 from chunkwise.files.strict_json import parse_json
@@ -85,7 +85,7 @@ def _fitting(config: Any, prefix: str) -> Any:
             if not _fits(hint, now):
                 raise ValueError(_misfit(name, value, hint))
             if now == "" != field.default:  # as a shell makes of a variable that is not set
-                raise ValueError(f"{name} is empty; expected {_words(hint)} of at least one letter")
+                refuse_anew(f"{name} is empty; expected {_words(hint)} of at least one letter, or to be left out")
         if now != value:
             changed[field.name] = now
     return dataclasses.replace(config, **changed) if changed else config

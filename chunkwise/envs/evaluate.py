@@ -30,6 +30,9 @@ from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import Comparison, compare
 from chunkwise.reports.run_record import remove_videos, settings_of
 
+_PLACES = ("file", "video")
+"""Entries of a report of drives that say where it lies."""
+
 MAX_WORD = 60
 """Letters of a setting that stand in a file's name as they are."""
 
@@ -179,22 +182,26 @@ class Evaluation:
 
 
 def write_over(path: Path, evaluated: Mapping[str, Any]) -> None:
-    """Writes an evaluation's file in the place of another one, whose videos go where its episodes were others.
+    """Writes an evaluation's file in the place of another one, whose videos go where it was not the same.
 
     Pages would show them as those of the episodes that are listed now.
 
     Raises:
       OSError: It could not be written, or a video not be removed.
     """
-    if path.is_file():
-        try:
-            before = read_json(path)
-            same = isinstance(before, dict) and before.get("outcomes") == json.loads(json.dumps(evaluated["outcomes"]))
-        except DataError:
-            same = False
-        if not same:
-            remove_videos(path)
+    replaced = path.is_file()
+    try:
+        before = read_json(path) if replaced else None
+    except DataError:
+        before = None
     write_json(path, evaluated)
+    if replaced and not _same(before, json.loads(json.dumps(evaluated))):
+        remove_videos(path)
+
+
+def _same(before: Any, now: dict[str, Any]) -> bool:
+    """Whether two evaluations are of one policy and have the same episodes; where the video lies counts for nothing."""
+    return isinstance(before, dict) and before | dict.fromkeys(_PLACES) == now | dict.fromkeys(_PLACES)
 
 
 def require_place(out: Path | None, *, videos: bool) -> None:

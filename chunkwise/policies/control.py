@@ -284,7 +284,7 @@ class Control:
             committed, such as openpi's client.
         """
         for name, value in (("rate_hz", rate_hz), ("patience_s", patience_s), ("first_s", first_s)):
-            if not (isinstance(value, int | float | np.number) and np.isfinite(value) and value > 0):
+            if isinstance(value, str) or not (np.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is {value!r}; expected a number above 0")
         self._execution, self._limits = execution or Execution(), limits or Limits()
         if self._execution.how == "realtime":

@@ -196,7 +196,7 @@ def depth_maps(
     cameras: Sequence[str],
     resize: Callable[[Shaped[np.ndarray, "h w"]], Shaped[np.ndarray, "h2 w2"]],
     *,
-    dtype: str,
+    dtype: str | None,
     rows: int,
     single: bool,
 ) -> dict[str, Shaped[np.ndarray, "b h w"]]:
@@ -206,7 +206,7 @@ def depth_maps(
       observation: As it was sent.
       cameras: Names of those that the policy sees; an observation has each of them, and others are ignored.
       resize: As in training.
-      dtype: Of the recordings; another one may have another unit, and is refused.
+      dtype: Of the recordings; another one may have another unit, and is refused. None: not known, any.
       rows: Of the observation.
       single: Whether it has no axis of rows.
 
@@ -224,9 +224,11 @@ def depth_maps(
     for name in cameras:
         sent = as_array(given[name], f"depth {name}")
         stack = sent[None] if single else sent
-        if stack.ndim != 3 or len(stack) != rows or sent.dtype != dtype or not stack.size:
+        known = sent.dtype.kind in "fu" if dtype is None else sent.dtype == dtype
+        if stack.ndim != 3 or len(stack) != rows or not known or not stack.size:
             wanted = "one depth map [h, w]" if single else f"{rows} depth maps [{rows}, h, w]"
-            raise DataError(f"depth {name}: expected {wanted} of {dtype}, found {sent.dtype} {list(sent.shape)}")
+            of = dtype or "numbers"
+            raise DataError(f"depth {name}: expected {wanted} of {of}, found {sent.dtype} {list(sent.shape)}")
         found[name] = np.stack([resize(one) for one in stack])
     return found
 

@@ -189,7 +189,7 @@ def remove_videos(file: Path) -> None:
     """Removes the videos beside an evaluation's file: that of several episodes, and those of `clip_of`."""
     file.with_suffix(".mp4").unlink(missing_ok=True)
     for clip in file.with_suffix("").glob("episode_[0-9][0-9][0-9][0-9]*.mp4"):
-        clip.unlink()
+        clip.unlink(missing_ok=True)
 
 
 def differing(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, Any]]:

@@ -106,6 +106,8 @@ class RunFolder:
     def _claim(self, config: ExperimentConfig, name: str) -> tuple[str, bool]:
         """Opens the folder for this process, which is the only one that writes; returns its path, and `begun`."""
         children.require_first_import()
+        if config.run.dir == "":  # as of a variable that a shell does not know
+            raise ConfigError('--run.dir is ""; expected the name of a folder, or no --run.dir')
         if config.run.resume and config.run.dir is None:
             raise ConfigError("--run.resume needs --run.dir, the folder of the run to continue")
         loggers.require(config.run.loggers)
@@ -131,6 +133,7 @@ class RunFolder:
                 f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
             )
         if not holds_run:
+            with_fitting_values(config, name)
             require_as_new(config)
         try:
             with storage_error(self.path):

@@ -41,6 +41,9 @@ class Agent(abc.ABC):
     """Turns images into features, with weights that lie beside those of their network; None: no images."""
     optimiser: optax.GradientTransformation
 
+    acts_by_depth: ClassVar[bool] = False
+    """Whether the policy sees the depth maps of data.depth_cameras, and not the losses alone: whoever asks it sends
+    them, and no environment here can."""
     targets: ClassVar[tuple[str, ...]] = ("critic",)
     """Networks of which the state's target holds a moving average."""
 
@@ -88,11 +91,7 @@ class Agent(abc.ABC):
         def loss(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
             whole, target = all_gather_params((params, state.target))
             value, metrics = self.loss(whole, target, batch, key)
-            if unknown := sorted(self.loss_weights.keys() - metrics.keys()):
-                raise ConfigError(
-                    f"{type(self).__name__}.loss_weights has {', '.join(unknown)}, and `losses` no metric of that "
-                    f"name: nothing would learn from it. Expected names among {', '.join(sorted(metrics))}"
-                )
+            self._require_weighted(metrics)
             return value, metrics
 
         gradient, metrics = gradients.gradient(
@@ -104,6 +103,24 @@ class Agent(abc.ABC):
         followed = {name: new.params[name] for name in self.targets}
         target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state.target, followed)
         return new.replace(target=target), metrics
+
+    def _require_weighted(self, metrics: Metrics) -> None:
+        """Raises ConfigError for a weight of no metric: that loss would not be learnt from.
+
+        A class that leaves a loss of the one before it out, and inherits the weights, is taken, as it always was, but
+        where parts of a batch are summed, which asks for each.
+        """
+        unknown = sorted(self.loss_weights.keys() - metrics.keys())
+        order = type(self).__mro__
+        named, made = (
+            next(i for i, one in enumerate(order) if what in vars(one)) for what in ("loss_weights", "losses")
+        )
+        if unknown and (named <= made or self.config.train.grad_accum_steps > 1):
+            raise ConfigError(
+                f"{type(self).__name__}.loss_weights has {', '.join(unknown)}, and `losses` no metric of that name: "
+                f"nothing would learn from it. Expected names among {', '.join(sorted(metrics))}; a class that leaves "
+                "a loss out has a `loss_weights` without it"
+            )
 
     @property
     @abc.abstractmethod

@@ -168,6 +168,7 @@ class Pool:
         Raises:
           IndexError: One is out of range.
         """
+        starts = np.asarray(starts)
         if (outside := (starts < 0) | (starts >= len(self))).any():
             raise IndexError(f"start is {starts[outside][0]}; the pool holds 0 to {len(self) - 1}")
         episode, rows = self.locate(starts)

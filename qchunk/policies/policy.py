@@ -40,6 +40,7 @@ from qchunk.data.selection import name_in_file
 NORM_STATS, DIMS = "norm_stats.json", "dims.json"
 """Files of a run's folder beside its checkpoints: statistics of its data, and the widths of its networks."""
 
+DEPTH_DTYPES = ("uint8", "uint16", "float32")
 Way = Literal["policy", "behaviour_cloning"]
 """policy: as agent.policy says. behaviour_cloning: the flow alone, which imitates the data."""
 
@@ -92,6 +93,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         self.config = agent.config
         self.cameras = agent.dims.cameras if agent.encoder is not None else ()
         """Whose images the networks see."""
+        self._depth = agent.dims.depth_cameras if agent.acts_by_depth else ()
         self._params, self._stats = params, stats
         self._observation_norm, self._action_norm = observation_norm, action_norm
         choose, cloning = agent.act, way == "behaviour_cloning"
@@ -127,12 +129,12 @@ class QChunkPolicy(policy.Policy[Prepared]):
                 **{
                     f"depth/{name}": Entry(
                         shape=dims.depth_size or (0, 0),
-                        dtype=str(dims.depth_dtype),
+                        dtype=dims.depth_dtype or "float32",
                         unit="as recorded",
                         meaning=f"depth map of camera {name}",
                         any_size=True,
                     )
-                    for name in dims.depth_cameras
+                    for name in self._depth
                 },
                 "state": Entry(
                     shape=(dims.observation,),
@@ -167,16 +169,16 @@ class QChunkPolicy(policy.Policy[Prepared]):
         """Returns what `infer` does for what a simulator shows. They may hold NaN: whoever plays looks.
 
         Args:
-          seen: Rows of `qpos`, `state`, `images` (b, k, h, w, 3) in the order of data.cameras, and `depth_images`
-            (b, k, h, w) in that of data.depth_cameras.
+          seen: Rows of `qpos`, `state`, `images` (b, k, h, w, 3) in the order of data.cameras, and, for an agent that
+            acts by depth, `depth_images` (b, k, h, w) in that of data.depth_cameras.
           seeds: Of what each row draws.
           committed: What each row's chunk is completed from; None: chunks are not completed.
         """
         observation: dict[str, Any] = {"state": seen[self.config.data.observation]}
         if self.cameras:
             observation["image"] = {name: seen["images"][:, k] for k, name in enumerate(self.cameras)}
-        if depth := self.agent.dims.depth_cameras:
-            observation["depth"] = {name: seen["depth_images"][:, k] for k, name in enumerate(depth)}
+        if self._depth:
+            observation["depth"] = {name: seen["depth_images"][:, k] for k, name in enumerate(self._depth)}
         return self._denormalised(self.act([self.prepare(observation, seeds=seeds, committed=committed)])[0])
 
     def values(self, seen: Mapping[str, np.ndarray], chunks: Float32[np.ndarray, "b t a"]) -> Float32[np.ndarray, " b"]:
@@ -190,7 +192,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         inputs = {name: self._observation_norm.apply(seen[name])}
         if self.cameras:
             inputs["images"] = seen["images"]
-        if self.agent.dims.depth_cameras:
+        if "depth_images" in seen:  # which a critic may see that the policy does not act by
             inputs["depth_images"] = seen["depth_images"]
         return np.asarray(self._value(self._params, inputs, self._action_norm.apply(chunks)))
 
@@ -208,9 +210,9 @@ class QChunkPolicy(policy.Policy[Prepared]):
                 observation, self.cameras, self.resized, rows=rows, single=single, may_be_off=False
             )
             sent["images"] = np.stack([image for image in images.values() if image is not None], axis=1)
-        if dims.depth_cameras and dims.depth_dtype is not None:
+        if self._depth:
             of_depth = {"dtype": dims.depth_dtype, "rows": rows, "single": single}
-            maps = observations.depth_maps(observation, dims.depth_cameras, self._resized_depth, **of_depth)
+            maps = observations.depth_maps(observation, self._depth, self._resized_depth, **of_depth)
             sent["depth_images"] = np.stack(list(maps.values()), axis=1)
         seeds = options.get("seeds", self._row_seeds(draw, rows))
         if "seed" in options:
@@ -262,14 +264,21 @@ class QChunkPolicy(policy.Policy[Prepared]):
     def _compute(self, inputs: Any) -> Any:
         program = self._program if len(inputs) == 2 else self._completing
         assert program is not None
-        return program(self._params, *inputs)
+        try:
+            return program(self._params, *inputs)
+        except KeyError as error:
+            if error.args != ("depth_images",):
+                raise
+            raise ConfigError(
+                f"{type(self.agent).__name__} acts by depth_images; expected `acts_by_depth = True` in its class"
+            ) from error
 
     def _denormalised(self, chunk: Float32[np.ndarray, "b t d"]) -> Float32[np.ndarray, "b t a"]:
         return self._action_norm.invert(chunk)
 
     def exportable(self) -> Exportable:
-        """Inputs: `state`, `images` (k, h, w, 3) in the order of data.cameras, `depth_images` (k, h, w) in that of
-        data.depth_cameras, and `seed` of what a row draws."""
+        """Inputs: `state`, `images` (k, h, w, 3) in the order of data.cameras, for an agent that acts by depth
+        `depth_images` (k, h, w) in that of data.depth_cameras, and `seed` of what a row draws."""
         name, dims = self.config.data.observation, self.agent.dims
         inputs: dict[str, tuple[tuple[int, ...], str]] = {
             "state": ((dims.observation,), "float32"),
@@ -277,8 +286,8 @@ class QChunkPolicy(policy.Policy[Prepared]):
         }
         if self.cameras:
             inputs["images"] = ((len(self.cameras), *(dims.image_size or ()), 3), "uint8")
-        if dims.depth_cameras:
-            inputs["depth_images"] = ((len(dims.depth_cameras), *(dims.depth_size or ())), str(dims.depth_dtype))
+        if self._depth:
+            inputs["depth_images"] = ((len(self._depth), *(dims.depth_size or ())), dims.depth_dtype or "float32")
 
         def program(params: PyTree, given: dict[str, Any]) -> Any:
             seen = {name: given["state"]}
@@ -379,17 +388,18 @@ def read_dims(folder: Path, config: QChunkConfig, stats: Mapping[str, NormStats]
         size = None if found is None else (found[0], found[1])
         deep = tree.get("depth_size") if isinstance(tree, dict) else None
         if deep is not None and _is_size(deep):
-            depth = {"depth_size": (deep[0], deep[1]), "depth_dtype": tree.get("depth_dtype")}
+            dtype = tree.get("depth_dtype")
+            if dtype not in DEPTH_DTYPES:
+                raise DataError(f"{path}: expected depth_dtype among {', '.join(DEPTH_DTYPES)}, found {dtype!r:.80}")
+            depth = {"depth_size": (deep[0], deep[1]), "depth_dtype": dtype}
     if cameras and size is None:
         raise DataError(
             f"{folder}: expected the size of the images in {DIMS} or data.image_size, found neither; a run of an "
             f'earlier version. Write {{"image_size": [height, width]}} of its recordings into {DIMS}'
         )
     if config.data.depth_cameras:
-        if depth.get("depth_dtype") not in ("uint8", "uint16", "float32"):
-            raise DataError(
-                f"{path}: expected depth_size and depth_dtype of the run's depth maps, found {depth or 'none'}"
-            )
+        # A run of an earlier version says neither: depth is taken as it is sent, or at the size of its config.
+        depth = {"depth_size": config.data.image_size} | depth
         depth["depth_cameras"] = config.data.depth_cameras
     widths = len(stats["state"].mean), len(stats["actions"].mean)
     return Dims(

@@ -87,11 +87,12 @@ def _beside_states(episode: Episode) -> dict[str, np.ndarray]:
 
 
 def _hash(episode: Episode) -> str:
-    """SHA-256 of all of an episode that a run can draw."""
+    """SHA-256 of all of an episode that a run can draw, in the precision in which it does."""
     found = hashlib.sha256(repr(bool(episode.positive)).encode())
     named = {name: x for name, x in episode.states.items() if name in STATES}
-    for name, x in sorted((_beside_states(episode) | named).items()):
-        found.update(repr((name, x.dtype.str, x.shape)).encode())
+    for name, given in sorted((_beside_states(episode) | named).items()):
+        x = given.astype(np.float64 if name == "reward" else np.float32)
+        found.update(repr((name, x.shape)).encode())
         found.update(x.tobytes())
     return found.hexdigest()
 

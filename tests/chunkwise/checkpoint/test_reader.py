@@ -347,4 +347,4 @@ def test_a_run_whose_path_is_no_utf8_is_named_as_that(tmp_path: Path):
     folder.mkdir()
     config = ToyConfig(train=TrainConfig(steps=1, batch_size=1))
     with pytest.raises(ConfigError, match="expected a path in UTF-8, found other bytes, which Orbax does not open"):
-        read_weights(folder, config, make_state)
+        read_weights(folder, config, lambda: make_state(0))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
+from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig, of_a_run_of_before
 from chunkwise.config.saved import _fits, _fitting, flatten, read_config, with_fitting_values
 from chunkwise.errors import ConfigError, DataError, MismatchError
 from chunkwise.policies.load import load_policy
@@ -106,6 +106,10 @@ def test_an_empty_text_is_refused_where_it_is_no_default(tmp_path: Path):
         empty = dataclasses.replace(config, run=dataclasses.replace(config.run, **{name: ""}))
         with pytest.raises(ConfigError, match=rf"^flags: run\.{name} is empty; expected str \| None of at least one"):
             with_fitting_values(empty, "flags")
+        with of_a_run_of_before():  # which was begun so goes on
+            assert with_fitting_values(empty, "flags") == empty
+    with pytest.raises(ConfigError, match=r"^toy: run\.compile_cache is empty"):  # of a program, for a new run
+        RunFolder(toy_config(tmp_path / "run", run=RunConfig(dir=str(tmp_path / "run"), compile_cache="")), "toy")
     assert _fitting(Told(), "env.") == Told(), "its default"
 
 

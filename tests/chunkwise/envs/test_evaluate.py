@@ -1,5 +1,6 @@
 """Evaluations: outcomes in the order of the episodes, what is counted, and files of earlier versions."""
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -131,11 +132,28 @@ def test_videos_of_other_episodes_go_when_an_evaluation_is_written_over(tmp_path
         path.write_bytes(b"film")
     Evaluation(step=4, outcomes=(outcome,)).save(file)
     assert all(path.exists() for path in films), "where there was none, they are nobody's"
-    Evaluation(step=4, outcomes=(outcome,), settings={"execute": 1}).save(file)
-    assert all(path.exists() for path in films), "the same episodes"
-    Evaluation(step=4, outcomes=(outcome | {"length": 7},)).save(file)
-    assert not any(path.exists() for path in films)
-    assert all(path.exists() for path in kept)
+    Evaluation(step=4, outcomes=(outcome,)).save(file)
+    assert all(path.exists() for path in films), "the same policy and episodes"
+    for change in ({"step": 5}, {"settings": {"execute": 1}}, {"outcomes": (outcome | {"length": 7},)}):
+        dataclasses.replace(Evaluation(step=4, outcomes=(outcome,)), **change).save(file)
+        assert not any(path.exists() for path in films), change
+        assert all(path.exists() for path in kept)
+        Evaluation(step=4, outcomes=(outcome,)).save(file)
+        for path in films:
+            path.write_bytes(b"film")
+
+
+def test_a_failed_write_takes_no_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, tree: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    outcome = {"seed": 3, "init_hash": "ab", "success": True, "length": 6, "reward": 1.0}
+    Evaluation(step=4, outcomes=(outcome,)).save(tmp_path / "a.json")
+    (tmp_path / "a.mp4").write_bytes(b"film")
+    monkeypatch.setattr(evaluation, "write_json", full)
+    with pytest.raises(OSError, match="No space"):
+        Evaluation(step=5, outcomes=(outcome,)).save(tmp_path / "a.json")
+    assert (tmp_path / "a.mp4").exists()
 
 
 def test_evaluations_of_earlier_versions_are_read(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_resume_needs_a_folder_and_starts_an_empty_one(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"needs --run\.dir"):
         RunFolder(toy_config(tmp_path, run=RunConfig(resume=True)), "toy")
     for resume in (False, True):
-        with pytest.raises(ConfigError, match=r"run\.dir is empty; expected str"):
+        with pytest.raises(ConfigError, match=r'--run\.dir is ""; expected the name of a folder'):
             RunFolder(toy_config(tmp_path, run=RunConfig(dir="", resume=resume)), "toy")
     with RunFolder(resumed(toy_config(tmp_path / "new")), "toy") as folder:
         assert json.loads((folder.path / "config.json").read_text())["train.steps"] == 20

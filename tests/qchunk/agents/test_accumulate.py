@@ -36,6 +36,22 @@ def test_a_weight_of_no_loss_is_refused(parts: int):
         jax.eval_shape(misspelt.step, state, test_qc.batch_of())
 
 
+class Cloning(QCAgent):
+    """Leaves the critic's loss out, and inherits its weight."""
+
+    def losses(self, params: Any, target: Any, batch: Any, key: Any) -> Any:
+        return self.flow_loss(params, batch, key)[1]
+
+
+def test_a_loss_that_is_left_out_may_have_a_weight_of_before():
+    agent = test_qc.agent_of(policy="best_of_n")
+    fields: dict[str, Any] = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
+    params, target = weights(agent)
+    state = TrainState(step=jnp.int32(0), params=params, opt_state=agent.optimiser.init(params), target=target)
+    _, metrics = jax.eval_shape(Cloning(**fields).step, state, test_qc.batch_of())
+    assert set(metrics) == {"flow_loss", "gradient_norm"}
+
+
 AGENTS: dict[str, Agent] = {
     "qc-fql": test_qc.agent_of(),
     "qc-fql, whole chunks": test_qc.agent_of(partial_chunks="drop"),

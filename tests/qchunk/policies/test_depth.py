@@ -13,9 +13,11 @@ import pytest
 import qchunk.train
 from chunkwise import load_policy
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.train.metrics import mean_of
 from qchunk.agents.make import flow_parts
 from qchunk.agents.qc import QCAgent
 from qchunk.config import EvalConfig
+from qchunk.policies import policy as saved
 from qchunk.policies.policy import QChunkPolicy
 from tests.qchunk import image_recordings as recorded
 from tests.qchunk.recordings import config
@@ -26,6 +28,8 @@ SIZE = (12, 16)
 
 class DepthAgent(QCAgent):
     """Sees the mean depth of each camera beside the state; its one-step policy answers with it."""
+
+    acts_by_depth = True
 
     def _examples(self) -> Any:
         state, chunk, time = super()._examples()
@@ -40,8 +44,28 @@ class DepthAgent(QCAgent):
         return jnp.broadcast_to(depth[:, None], (len(depth), self.chunk_size))
 
 
+class Forgetful(DepthAgent):
+    acts_by_depth = False
+
+
+class Privileged(QCAgent):
+    """Trains by depth, and does not act by it."""
+
+    def losses(self, params: Any, target: Any, batch: Any, key: Any) -> Any:
+        depth = batch["observations"]["depth_images"].astype(jnp.float32).mean() / FAR
+        return super().losses(params, target, batch, key) | {"depth": mean_of(depth)}
+
+
 def make_agent(config: Any, dims: Any) -> DepthAgent:
     return DepthAgent(**flow_parts(config, dims))
+
+
+def forgetful(config: Any, dims: Any) -> DepthAgent:
+    return Forgetful(**flow_parts(config, dims))
+
+
+def privileged(config: Any, dims: Any) -> QCAgent:
+    return Privileged(**flow_parts(config, dims))
 
 
 def config_of(root: Path, run: Path, **data: Any) -> Any:
@@ -107,7 +131,45 @@ def test_depth_of_another_kind_is_refused(run: Path, depth: Any, message: str):
         policy.infer(observation)
 
 
-def test_an_environment_that_shows_none_is_refused(root: Path, tmp_path: Path):
-    acting = dataclasses.replace(config_of(root, tmp_path / "run"), eval=EvalConfig(env="gym:Pendulum-v1"))
-    with pytest.raises(ConfigError, match=r"depth_cameras is \['cam_high'\], and no environment here shows depth"):
+def test_an_environment_that_shows_none_is_refused(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(qchunk.train, "require_fit", lambda *_: None)
+    acting = dataclasses.replace(config_of(root, tmp_path / "run"), eval=EvalConfig(env="gymnasium:Pendulum-v1"))
+    with pytest.raises(
+        ConfigError, match=r"DepthAgent acts by depth, of \['cam_high'\], and no environment here shows"
+    ):
         qchunk.train.main(acting, "test")
+
+
+def own(config: Any, name: str) -> Any:
+    return dataclasses.replace(config, agent=dataclasses.replace(config.agent, factory=f"{__name__}:{name}"))
+
+
+def test_an_agent_that_does_not_say_that_it_acts_by_depth_is_told(root: Path, tmp_path: Path):
+    with pytest.raises(
+        ConfigError, match="Forgetful acts by depth_images; expected `acts_by_depth = True` in its class"
+    ):
+        qchunk.train.main(own(config_of(root, tmp_path / "run"), "forgetful"), "test")
+
+
+def test_an_agent_that_trains_by_depth_alone_is_asked_without_it(root: Path, tmp_path: Path):
+    qchunk.train.main(own(config_of(root, tmp_path / "run"), "privileged"), "test")
+    policy = load_policy(tmp_path / "run", allow_code=f"{__name__}:privileged")
+    assert list(policy.spec.observation) == ["state"]
+    assert policy.infer(policy.example())["actions"].shape[0] == 3
+
+
+def test_a_run_of_before_takes_depth_as_it_is_sent(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its dims.json says nothing of depth."""
+    agent_of = f"{__name__}:make_agent"
+    dims = json.loads((run / "dims.json").read_text())
+    assert (dims.pop("depth_size"), dims.pop("depth_dtype")) == (list(SIZE), "uint16")
+    (tmp_path / "dims.json").write_text(json.dumps(dims))
+    read = saved.read_dims
+    monkeypatch.setattr(saved, "read_dims", lambda folder, *others: read(tmp_path, *others))
+    policy = load_policy(run, allow_code=agent_of)
+    state = policy.example()["state"]
+    assert isinstance(policy, QChunkPolicy)
+    assert (policy.agent.dims.depth_size, policy.agent.dims.depth_dtype) == (SIZE, None)
+    for dtype in (np.uint16, np.float32):
+        chunk = policy.infer({"state": state, "depth": {"cam_high": np.full((24, 32), 1000, dtype)}})["actions"]
+        np.testing.assert_allclose(chunk[0, 0], 1000 / FAR, rtol=1e-5)
