@@ -68,8 +68,10 @@ def test_the_last_evaluation_has_its_own_number_of_episodes(
 
 
 def test_a_resume_is_told_by_the_content_of_all_files():
-    dataset = SimpleNamespace(fingerprint="episodes", files=SimpleNamespace(digest=lambda: "files"))
+    dataset = SimpleNamespace(fingerprint="episodes", files=SimpleNamespace(digest=lambda: "files"), arrays_hash=None)
     assert bare(dataset=dataset).data_fingerprint() == {"manifest": "episodes", "files": "files"}
+    dataset.arrays_hash = "arrays"  # of a reader of the user's
+    assert bare(dataset=dataset).data_fingerprint()["arrays_of_the_reader"] == "arrays"
 
 
 PLAY = """
