@@ -164,11 +164,8 @@ def images(
     Raises:
       DataError: If a camera is missing, or an image is none of uint8 [h, w, 3] or [3, h, w].
     """
-    given = entry(observation, "image") if cameras else {}
-    if not isinstance(given, Mapping) or set(cameras) - set(given):
-        got = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
-        off = ", None for a camera that is off" if may_be_off else ""
-        raise DataError(f"image: expected a dict with {list(cameras)}{off}; found {got}")
+    off = ", None for a camera that is off" if may_be_off else ""
+    given = _by_camera(observation, "image", cameras, off) if cameras else {}
     found: dict[str, np.ndarray | None] = {}
     for name in cameras:
         value = given[name]
@@ -216,10 +213,7 @@ def depth_maps(
     Raises:
       DataError: If a camera is missing, or a depth map is none of `dtype` [h, w].
     """
-    given = entry(observation, "depth")
-    if not isinstance(given, Mapping) or set(cameras) - set(given):
-        got = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
-        raise DataError(f"depth: expected a dict with {list(cameras)}; found {got}")
+    given = _by_camera(observation, "depth", cameras)
     found: dict[str, np.ndarray] = {}
     for name in cameras:
         sent = as_array(given[name], f"depth {name}")
@@ -231,6 +225,15 @@ def depth_maps(
             raise DataError(f"depth {name}: expected {wanted} of {of}, found {sent.dtype} {list(sent.shape)}")
         found[name] = np.stack([resize(one) for one in stack])
     return found
+
+
+def _by_camera(observation: Mapping[str, Any], key: str, cameras: Sequence[str], more: str = "") -> Mapping[Any, Any]:
+    """Returns an entry that is a dict with each of the cameras. Raises DataError, which says what `more` is taken."""
+    given = entry(observation, key)
+    if not isinstance(given, Mapping) or set(cameras) - set(given):
+        got = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+        raise DataError(f"{key}: expected a dict with {list(cameras)}{more}; found {got}")
+    return given
 
 
 def channels_last(images: np.ndarray) -> np.ndarray:
