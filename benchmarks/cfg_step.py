@@ -30,7 +30,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from openpi_ript.config.experiment import GuidanceConfig, ModelConfig, Optimality, full
+from openpi_ript.config.experiment import GuidanceConfig
+from openpi_ript.config.model import ModelConfig, Optimality, full
 from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, init_params
 

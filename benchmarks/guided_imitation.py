@@ -29,15 +29,10 @@ from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
 from chunkwise.reports.intervals import wilson
 from chunkwise.train import rngs
 from chunkwise.train.update import run_updates
-from openpi_ript.config.experiment import (
-    AdvantageConfig,
-    DataConfig,
-    GuidanceConfig,
-    OpenpiRiptConfig,
-    RecordConfig,
-    RobotConfig,
-    toy,
-)
+from openpi_ript.config.data import AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.config.experiment import GuidanceConfig, OpenpiRiptConfig
+from openpi_ript.config.model import toy
+from openpi_ript.config.rollouts import RecordConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.point import DISCS, ON_DISC, PROMPTS, TOKENIZER, expert_action, initial_state, move, record
 from openpi_ript.policies.policy import Policy

@@ -33,7 +33,8 @@ from chunkwise.envs.collect import Job
 from chunkwise.envs.environment import Environment
 from chunkwise.train.rngs import key
 from configs.openpi_ript import metaworld_mt10, ript_lift
-from openpi_ript.config.experiment import EnvConfig, OpenpiRiptConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.data.lerobot_writer import train_tokenizer
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make

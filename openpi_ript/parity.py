@@ -27,7 +27,7 @@ from chunkwise.errors import DataError
 from chunkwise.files.npz import read_npz
 from chunkwise.models.flow_matching import straight_path
 from chunkwise.printable import printable
-from openpi_ript.config.experiment import GemmaConfig, LoraConfig, ModelConfig, SiglipConfig, dummy
+from openpi_ript.config.model import GemmaConfig, LoraConfig, ModelConfig, SiglipConfig, dummy
 from openpi_ript.model.pi0 import Observation, Pi0, encode, flow_error, sample_actions, velocity
 from openpi_ript.weights import by_path, model_shapes
 

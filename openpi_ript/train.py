@@ -22,7 +22,8 @@ from chunkwise.train.ahead import Call, Dtype, WithoutData, of_rows, require_kno
 from chunkwise.train.interaction import Interaction
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
-from openpi_ript.config.experiment import AdvantageConfig, OpenpiRiptConfig
+from openpi_ript.config.data import AdvantageConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.norm import stats_json
 from openpi_ript.data.point import record

@@ -21,7 +21,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.durable import make_folders, publish, scratch_file, scratch_name
 from chunkwise.files.trouble import root_cause
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.model import int8
 from openpi_ript.model.lora import A_INIT
 from openpi_ript.model.pi0 import Pi0, init_params

@@ -63,7 +63,7 @@ def gaussian(config: Any) -> Any:
 
 def adapters(config: Any) -> Any:
     """Supervised pi0.5, the language model frozen but for adapters."""
-    from openpi_ript.config.experiment import LoraConfig, toy
+    from openpi_ript.config.model import LoraConfig, toy
 
     model = toy("pi05")
     language = dataclasses.replace(model.language, lora=LoraConfig(rank=4, alpha=4.0))

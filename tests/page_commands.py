@@ -176,7 +176,7 @@ def _empty(folder: Path) -> None:
 
 def _weights(folder: Path, kind: Literal["pi0", "pi05"] = "pi0") -> None:
     """Of a pi0 of some 90,000 weights, in the layout of openpi's checkpoints."""
-    from openpi_ript.config.experiment import toy  # here: most who read the pages need no model
+    from openpi_ript.config.model import toy  # here: most who read the pages need no model
     from openpi_ript.model.pi0 import Pi0
     from openpi_ript.weights import save_openpi
     from tests.openpi_ript.toy_policy import random_params
@@ -196,7 +196,7 @@ def _droid_config(file: Path) -> None:
     """The page's own file, with that model in place of one of 3 billion weights."""
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGES["docs/start/pi0.md"], re.MULTILINE | re.DOTALL)
     file.write_text(f"""import dataclasses
-from openpi_ript.config.experiment import toy
+from openpi_ript.config.model import toy
 {code}
 _whole = get_config
 

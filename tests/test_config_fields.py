@@ -136,7 +136,7 @@ def test_fields_planted_in_the_program_are_found(tmp_path: Path):
         "qchunk/config/agent.py": ("AugmentConfig", "horizon"),
         "driving/config/model.py": ("ObjectiveConfig", "discount"),
         "chunkwise/config/experiment.py": ("CheckpointConfig", "seed"),
-        "openpi_ript/config/experiment.py": ("SiglipConfig", "read_nowhere"),
+        "openpi_ript/config/model.py": ("SiglipConfig", "read_nowhere"),
     }
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -14,19 +14,17 @@ from openpi_ript.config.data import (
     RobotConfig,
     default_cameras,
 )
-from openpi_ript.config.experiment import (
+from openpi_ript.config.experiment import GuidanceConfig, OpenpiRiptConfig
+from openpi_ript.config.model import (
     GEMMA_2B,
     GEMMA_300M,
     PROMPT_TOKENS,
     SO400M,
     GemmaConfig,
-    GuidanceConfig,
     LoraConfig,
     ModelConfig,
-    OpenpiRiptConfig,
     Optimality,
     Part,
-    RecordConfig,
     SiglipConfig,
     dummy,
     full,
@@ -42,6 +40,7 @@ from openpi_ript.config.rollouts import (
     EvalConfig,
     ExplorationConfig,
     HindsightConfig,
+    RecordConfig,
     RolloutConfig,
 )
 from openpi_ript.config.value import ValueConfig

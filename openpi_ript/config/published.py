@@ -5,7 +5,8 @@ from typing import Literal
 
 from chunkwise.config.experiment import TrainConfig
 from openpi_ript.config.data import ALOHA, DROID, DROID_POSITION, LIBERO, DataConfig, RobotConfig
-from openpi_ript.config.experiment import OpenpiRiptConfig, full, full_lora
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.model import full, full_lora
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float32, Float64, Int32
 
 from chunkwise.errors import DataError
 from openpi_ript.config.data import AdvantageConfig
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 
 EXTREME = 1e6
 """Largest advantage that is let through; beyond it this value with its sign is used."""

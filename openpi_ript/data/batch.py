@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float32, Int32, Shaped, UInt8
 
 from chunkwise.data.images import require_uint8
 from chunkwise.errors import DataError, one_line
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.data.returns import ReturnBatch, to_return_batch
 from openpi_ript.data.transforms import OpenPiSample, RiptSample
 

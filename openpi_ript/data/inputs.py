@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32
 
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.data import RobotConfig
-from openpi_ript.config.experiment import ModelConfig
+from openpi_ript.config.model import ModelConfig
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.returns import ReturnBatch
 from openpi_ript.data.tokenizer import PromptTokenizer

@@ -9,7 +9,7 @@ from chunkwise.data.groups import rloo, uniform_groups
 from chunkwise.data.lerobot.tables import FrameTable
 from chunkwise.errors import DataError
 from openpi_ript.config.data import AdvantageConfig, DataConfig
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.data.advantage import label, process
 from openpi_ript.data.transforms import Rollouts, init_hash
 

@@ -23,7 +23,7 @@ from jaxtyping import Float, Float32, UInt8
 
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.recorder import record_whole
-from openpi_ript.config.experiment import RecordConfig
+from openpi_ript.config.rollouts import RecordConfig
 from openpi_ript.data.lerobot_writer import OWN_DATA, Recorded, settings_of, train_tokenizer, write_lerobot
 
 FPS = 10

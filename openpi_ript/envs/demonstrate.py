@@ -25,7 +25,8 @@ from chunkwise.envs.failures import Shapes, require_cameras
 from chunkwise.envs.recorder import record_whole
 from chunkwise.envs.workers import Reset, Run, Start, Stretch, answer, looked
 from chunkwise.errors import ConfigError
-from openpi_ript.config.experiment import DemonstrateConfig, OpenpiRiptConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.rollouts import DemonstrateConfig
 from openpi_ript.data.lerobot_writer import (
     OWN_DATA,
     Recorded,

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from chunkwise.config.experiment import RematPolicy
 from chunkwise.models.remat import ATTENTION, INPUT, marked, rematerialised
-from openpi_ript.config.experiment import GemmaConfig
+from openpi_ript.config.model import GemmaConfig
 from openpi_ript.model import int8, splash
 from openpi_ript.model.attention import attend
 from openpi_ript.model.lora import Einsum, FeedForward

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Key
 
 from chunkwise.train.metrics import Mean, mean_of
-from openpi_ript.config.experiment import GuidanceConfig, Optimality
+from openpi_ript.config.experiment import GuidanceConfig
+from openpi_ript.config.model import Optimality
 from openpi_ript.model.pi0 import (
     Context,
     Known,

@@ -16,7 +16,7 @@ from chunkwise.state import tree_merge
 from chunkwise.train import gradients
 from chunkwise.train.metrics import Mean
 from chunkwise.train.sharding import Exchanged, all_gather_params, in_blocks, travels_apart
-from openpi_ript.config.experiment import LoraConfig, ModelConfig, Part
+from openpi_ript.config.model import LoraConfig, ModelConfig, Part
 
 # A fresh adapter adds nothing: b starts at 0 (arXiv:2106.09685, section 4.1). openpi draws both from
 # normal(0.01), so that its adapted model differs from the pretrained one before the first step.

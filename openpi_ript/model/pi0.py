@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, Real
 from chunkwise.models.flow_matching import inpainting, straight_path
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.sharding import all_gather_params
-from openpi_ript.config.experiment import ModelConfig, Optimality
+from openpi_ript.config.model import ModelConfig, Optimality
 from openpi_ript.model import int8
 from openpi_ript.model.gemma import EXPERT, LANGUAGE, Gemma, KeysValues
 from openpi_ript.model.lora import trainable

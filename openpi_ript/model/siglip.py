@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from chunkwise.config.experiment import RematPolicy
 from chunkwise.models.layers import attention
 from chunkwise.models.remat import ATTENTION, INPUT, marked, rematerialised
-from openpi_ript.config.experiment import SiglipConfig
+from openpi_ript.config.model import SiglipConfig
 from openpi_ript.model import int8
 
 

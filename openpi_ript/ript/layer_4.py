@@ -16,7 +16,7 @@ from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.npz import read_npz
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.config.rollouts import RolloutConfig
 from openpi_ript.data.batch import EpisodeRecord, Observation
 from openpi_ript.envs.layer_4 import IMAGES, LAYER_4

@@ -16,7 +16,8 @@ from chunkwise.data.threads import step_back
 from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import DataError
 from chunkwise.view.source import EpisodeContent, EpisodeSummary
-from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.model import Optimality
 from openpi_ript.ript.hindsight import knows
 from openpi_ript.ript.rollout_data import Group, labels_of, teaches
 

@@ -11,7 +11,7 @@ from chunkwise.data.groups import rloo
 from chunkwise.data.lerobot.tables import FrameTable
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.config.rollouts import EnvConfig, RolloutConfig
 from openpi_ript.data.advantage import label, process
 from openpi_ript.data.dataset import TrainingData

@@ -22,7 +22,8 @@ from chunkwise.train import rngs
 from chunkwise.train.gradients import widened
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.optimizer import make_optimiser
-from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.model import Optimality
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.inputs import make_inputs
 from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable, trained_gradient

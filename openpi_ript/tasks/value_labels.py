@@ -22,7 +22,8 @@ from chunkwise.envs.collect import Task
 from chunkwise.train import gradients
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.optimizer import make_optimiser
-from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.model import Optimality
 from openpi_ript.config.value import ValueConfig
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.returns import returns_of

@@ -11,7 +11,8 @@ from jaxtyping import UInt8
 
 from chunkwise.errors import DataError, RunError
 from chunkwise.view.source import Window
-from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.model import Optimality
 from openpi_ript.data.batch import to_training_batch
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.inputs import ModelBatch, ToModel, make_inputs

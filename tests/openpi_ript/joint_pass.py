@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from openpi_ript.config.experiment import ModelConfig
+from openpi_ript.config.model import ModelConfig
 from openpi_ript.model.pi0 import Observation
 from openpi_ript.model.siglip import Siglip
 

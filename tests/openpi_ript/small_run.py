@@ -10,15 +10,10 @@ from typing import Any
 import jax
 
 from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
-from openpi_ript.config.experiment import (
-    AdvantageConfig,
-    DataConfig,
-    GuidanceConfig,
-    OpenpiRiptConfig,
-    RecordConfig,
-    RobotConfig,
-    toy,
-)
+from openpi_ript.config.data import AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.config.experiment import GuidanceConfig, OpenpiRiptConfig
+from openpi_ript.config.model import toy
+from openpi_ript.config.rollouts import RecordConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.point import TOKENIZER, record
 from openpi_ript.tasks.supervised import SupervisedTask

@@ -20,15 +20,9 @@ from chunkwise.envs.suites.metaworld import HARD
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.train.run_dir import RunFolder
 from openpi_ript import convert
-from openpi_ript.config.experiment import (
-    AdvantageConfig,
-    DataConfig,
-    EvalConfig,
-    Optimality,
-    RobotConfig,
-    RolloutConfig,
-    toy,
-)
+from openpi_ript.config.data import AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.config.model import Optimality, toy
+from openpi_ript.config.rollouts import EvalConfig, RolloutConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.policies.saved import TOKENIZER
 from openpi_ript.ript.layer_4 import load_layer_4

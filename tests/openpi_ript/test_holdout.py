@@ -16,7 +16,8 @@ from chunkwise.config.experiment import TrainConfig
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.train import rngs
 from openpi_ript.config.data import AdvantageConfig
-from openpi_ript.config.experiment import GuidanceConfig, OpenpiRiptConfig, Optimality
+from openpi_ript.config.experiment import GuidanceConfig, OpenpiRiptConfig
+from openpi_ript.config.model import Optimality
 from openpi_ript.data.advantage import process
 from openpi_ript.data.batch import to_training_batch
 from openpi_ript.data.dataset import open_data

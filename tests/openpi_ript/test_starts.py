@@ -11,7 +11,9 @@ import pytest
 
 from chunkwise.train.run_dir import RunFolder
 from openpi_ript import train
-from openpi_ript.config.experiment import DataConfig, EvalConfig, OpenpiRiptConfig, RobotConfig, RolloutConfig
+from openpi_ript.config.data import DataConfig, RobotConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.rollouts import EvalConfig, RolloutConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.policies.saved import NORM_STATS, TOKENIZER
 from openpi_ript.tasks.ript import RiptTask

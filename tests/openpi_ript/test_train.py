@@ -20,7 +20,9 @@ from chunkwise.train import rngs
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
 from openpi_ript import train
-from openpi_ript.config.experiment import EvalConfig, OpenpiRiptConfig, Optimality, RolloutConfig, toy
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.model import Optimality, toy
+from openpi_ript.config.rollouts import EvalConfig, RolloutConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import only_where, trainable

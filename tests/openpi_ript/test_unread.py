@@ -15,7 +15,8 @@ from chunkwise.config import names
 from chunkwise.config.load import load
 from chunkwise.config.saved import flatten, read_config
 from chunkwise.errors import ConfigError
-from openpi_ript.config.experiment import AdvantageConfig, GuidanceConfig, OpenpiRiptConfig
+from openpi_ript.config.data import AdvantageConfig
+from openpi_ript.config.experiment import GuidanceConfig, OpenpiRiptConfig
 from openpi_ript.config.rollouts import HindsightConfig
 from openpi_ript.train import main, of_training
 

@@ -18,16 +18,10 @@ from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
 from chunkwise.train.metrics import mean_of
 from chunkwise.train.run_dir import RunFolder
-from openpi_ript.config.experiment import (
-    AdvantageConfig,
-    DataConfig,
-    EvalConfig,
-    GuidanceConfig,
-    OpenpiRiptConfig,
-    Optimality,
-    RobotConfig,
-    RolloutConfig,
-)
+from openpi_ript.config.data import AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.config.experiment import GuidanceConfig, OpenpiRiptConfig
+from openpi_ript.config.model import Optimality
+from openpi_ript.config.rollouts import EvalConfig, RolloutConfig
 from openpi_ript.config.value import ValueConfig
 from openpi_ript.data.batch import to_training_batch
 from openpi_ript.data.dataset import TrainingData, open_data

@@ -12,7 +12,7 @@ import pytest
 
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.budget import LimitError
-from openpi_ript.config.experiment import LoraConfig, Optimality
+from openpi_ript.config.model import LoraConfig, Optimality
 from openpi_ript.model import int8
 from openpi_ript.model.pi0 import Pi0, encode, velocity
 from openpi_ript.weights import (

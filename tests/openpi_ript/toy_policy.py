@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from openpi_ript.config.experiment import ModelConfig, toy
+from openpi_ript.config.model import ModelConfig, toy
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
 from openpi_ript.weights import by_path
 from tests import xla

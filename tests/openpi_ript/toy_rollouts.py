@@ -11,7 +11,7 @@ from jaxtyping import Float32
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs.collect import Job, Task
 from chunkwise.envs.rollout import Rollout
-from openpi_ript.config.experiment import EnvConfig
+from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.data.point import DISCS
 from openpi_ript.ript.acting import ActingPolicy
 from openpi_ript.ript.collect import Collector

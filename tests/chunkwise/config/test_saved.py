@@ -158,7 +158,7 @@ def test_values_that_fit_their_fields(tmp_path: Path):
 
 
 def test_tuples_and_dicts_are_looked_into(tmp_path: Path):
-    from openpi_ript.config.experiment import EnvConfig
+    from openpi_ript.config.rollouts import EnvConfig
 
     fits = typing.get_type_hints(EnvConfig)
     for name, good, bad in (

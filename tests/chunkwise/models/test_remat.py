@@ -12,7 +12,7 @@ import pytest
 from chunkwise.config.experiment import RematPolicy
 from chunkwise.models.remat import ATTENTION, INPUT, marked, rematerialised
 from driving.config import VitConfig
-from openpi_ript.config.experiment import toy
+from openpi_ript.config.model import toy
 
 B, N, D = 2, 5, 4
 WEIGHT, BATCHED, SINE = 2 * B * N * D * D, 2 * B * N * N * D, "sin"

@@ -17,7 +17,7 @@ from chunkwise.data.images import resize_with_pad
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.data import UR5E, AdvantageConfig, DataConfig
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.data import norm
 from openpi_ript.data.advantage import process
 from openpi_ript.data.batch import TrainingBatch

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from chunkwise.errors import ConfigError, DataError
-from openpi_ript.config.experiment import RobotConfig, toy
+from openpi_ript.config.data import RobotConfig
+from openpi_ript.config.model import toy
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.inputs import ToModel, make_inputs, pad_last
 from openpi_ript.data.tokenizer import PromptTokenizer

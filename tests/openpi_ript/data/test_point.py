@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from chunkwise.errors import ConfigError
-from openpi_ript.config.experiment import Optimality, RecordConfig
+from openpi_ript.config.model import Optimality
+from openpi_ript.config.rollouts import RecordConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.point import (
     DISCS,

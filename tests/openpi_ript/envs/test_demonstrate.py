@@ -12,14 +12,9 @@ import pytest
 from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Observation, Step
 from chunkwise.errors import ConfigError
-from openpi_ript.config.experiment import (
-    DataConfig,
-    DemonstrateConfig,
-    EnvConfig,
-    EvalConfig,
-    OpenpiRiptConfig,
-    RobotConfig,
-)
+from openpi_ript.config.data import DataConfig, RobotConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.rollouts import DemonstrateConfig, EnvConfig, EvalConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.tokenizer import PromptTokenizer
 from openpi_ript.envs import demonstrate as demonstrate_lib

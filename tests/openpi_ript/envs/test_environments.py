@@ -6,8 +6,7 @@ import pytest
 from chunkwise.envs import environment
 from chunkwise.envs.environment import Environment, state_hash
 from chunkwise.errors import ConfigError
-from openpi_ript.config.experiment import EnvConfig
-from openpi_ript.config.rollouts import SUITES
+from openpi_ript.config.rollouts import SUITES, EnvConfig
 from openpi_ript.envs.layer_4 import IMAGES, LAYER_4, policy_state
 from openpi_ript.envs.make import make
 from openpi_ript.envs.point import PointEnv

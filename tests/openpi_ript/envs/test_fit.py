@@ -10,8 +10,7 @@ import pytest
 from chunkwise.envs.environment import EnvSpec, Observation
 from chunkwise.errors import ConfigError, DataError, RunError
 from openpi_ript.config.data import RobotConfig
-from openpi_ript.config.experiment import EvalConfig
-from openpi_ript.config.rollouts import EnvConfig
+from openpi_ript.config.rollouts import EnvConfig, EvalConfig
 from openpi_ript.envs.fit import require_fit
 from openpi_ript.envs.point import PointEnv
 from openpi_ript.robots.adapter import OWN, find_adapter

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from openpi_ript.config.experiment import toy
+from openpi_ript.config.model import toy
 from openpi_ript.model.attention import attend
 from openpi_ript.model.pi0 import Pi0, flow_loss
 from tests.openpi_ript.toy_policy import compiled, make_observation, random_params

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 from chunkwise.train import sharding
-from openpi_ript.config.experiment import LoraConfig, toy
+from openpi_ript.config.model import LoraConfig, toy
 from openpi_ript.model.lora import FeedForward
 from openpi_ript.model.pi0 import Pi0, as_trained, encode, flow_loss, init_params
 from tests.openpi_ript.model.test_attention import shapes_in

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from chunkwise.data.groups import rloo
-from openpi_ript.config.experiment import GuidanceConfig, Optimality
+from openpi_ript.config.experiment import GuidanceConfig
+from openpi_ript.config.model import Optimality
 from openpi_ript.data.advantage import label
 from openpi_ript.model.guidance import guided_loss, guided_sample, make_branches
 from openpi_ript.model.pi0 import Pi0, draw_noise_and_time, encode, flow_error, velocity

@@ -10,7 +10,7 @@ import pytest
 from flax import traverse_util
 
 from openpi_ript import parity
-from openpi_ript.config.experiment import toy
+from openpi_ript.config.model import toy
 from openpi_ript.model import int8
 from openpi_ript.model.pi0 import Pi0, as_trained, encode, velocity
 from openpi_ript.weights import by_path, model_shapes

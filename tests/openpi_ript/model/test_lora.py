@@ -11,7 +11,8 @@ import optax
 import pytest
 
 from chunkwise.train import sharding
-from openpi_ript.config.experiment import GuidanceConfig, LoraConfig, Optimality, full, full_lora
+from openpi_ript.config.experiment import GuidanceConfig
+from openpi_ript.config.model import LoraConfig, Optimality, full, full_lora
 from openpi_ript.config.ppo import PpoConfig
 from openpi_ript.model.flow_sde import chain_log_prob
 from openpi_ript.model.guidance import guided_loss

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import RematPolicy
-from openpi_ript.config.experiment import (
+from openpi_ript.config.model import (
     GEMMA_2B,
     GemmaConfig,
     LoraConfig,

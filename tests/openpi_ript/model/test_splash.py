@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chunkwise.errors import ConfigError
-from openpi_ript.config.experiment import toy
+from openpi_ript.config.model import toy
 from openpi_ript.model import splash
 from openpi_ript.model.attention import attend
 from openpi_ript.model.gemma import LANGUAGE, Attention

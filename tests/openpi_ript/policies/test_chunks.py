@@ -10,7 +10,7 @@ import pytest
 from chunkwise.config.saved import flatten
 from chunkwise.envs.rollout import load, save
 from chunkwise.errors import ConfigError, DataError
-from openpi_ript.config.experiment import EvalConfig
+from openpi_ript.config.rollouts import EvalConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.recordings import LeRobotRecordings
 from openpi_ript.model.pi0 import Pi0

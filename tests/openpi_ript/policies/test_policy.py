@@ -17,7 +17,7 @@ from chunkwise.errors import ConfigError, DataError, MismatchError, NonFiniteErr
 from chunkwise.policies.bounds import Bounds, OutOfBoundsError
 from chunkwise.policies.execution import NOTHING, Committed
 from chunkwise.policies.policy import Asked
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.point import render

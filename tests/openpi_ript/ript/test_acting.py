@@ -11,7 +11,8 @@ import pytest
 from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.errors import ConfigError
 from chunkwise.policies.execution import Committed
-from openpi_ript.config.experiment import AdvantageConfig, DataConfig, OpenpiRiptConfig, RobotConfig
+from openpi_ript.config.data import AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.model.pi0 import Pi0
 from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.robots.adapter import Adapter

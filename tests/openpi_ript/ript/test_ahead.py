@@ -16,7 +16,7 @@ from chunkwise.envs.divided import MANIFEST
 from chunkwise.envs.rollout import load
 from chunkwise.errors import DataError, NonFiniteError, StorageError
 from chunkwise.state import TrainState
-from openpi_ript.config.experiment import RolloutConfig
+from openpi_ript.config.rollouts import RolloutConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.ript import ahead
 from openpi_ript.ript.ahead import WEIGHTS

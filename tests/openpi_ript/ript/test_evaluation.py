@@ -23,7 +23,7 @@ from chunkwise.envs.workers import ProcessWorkers, Start, Stretch
 from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.state import TrainState
 from openpi_ript import evaluate as command
-from openpi_ript.config.experiment import EnvConfig
+from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.make import spec_of, tasks_of
 from openpi_ript.policies import saved
 from openpi_ript.ript import acting

@@ -10,7 +10,7 @@ import pytest
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.config.rollouts import ExplorationConfig, HindsightConfig
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.hindsight import in_hindsight

@@ -1,6 +1,6 @@
 import numpy as np
 
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.data.batch import StateLayout, episodes_to_batch
 from openpi_ript.ript.layer_4 import layer_4
 from tests.openpi_ript.toy_rollouts import make_rollout

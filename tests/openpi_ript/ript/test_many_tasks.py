@@ -16,7 +16,7 @@ from chunkwise.envs.evaluate import Manifest
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.envs.suites.metaworld import MT10, PROMPTS
 from chunkwise.errors import ConfigError, DataError
-from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.model import Optimality
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.make import make, names_of, tasks_of
 from openpi_ript.ript.candidates import candidates

@@ -12,15 +12,10 @@ import pytest
 from chunkwise.envs.rollout import load, save
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
-from openpi_ript.config.experiment import (
-    AdvantageConfig,
-    DataConfig,
-    EvalConfig,
-    OpenpiRiptConfig,
-    Optimality,
-    RobotConfig,
-    RolloutConfig,
-)
+from openpi_ript.config.data import AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.model import Optimality
+from openpi_ript.config.rollouts import EvalConfig, RolloutConfig
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.ript.rollout_data import Group, drawn_rows, training_data
 from openpi_ript.ript.round import Ript

@@ -15,15 +15,10 @@ import pytest
 from chunkwise.envs.rollout import load, save
 from chunkwise.errors import DataError
 from chunkwise.state import TrainState
-from openpi_ript.config.experiment import (
-    AdvantageConfig,
-    DataConfig,
-    EvalConfig,
-    OpenpiRiptConfig,
-    Optimality,
-    RobotConfig,
-    RolloutConfig,
-)
+from openpi_ript.config.data import AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.model import Optimality
+from openpi_ript.config.rollouts import EvalConfig, RolloutConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.ript.round import Ript
 from tests.openpi_ript.small_run import make_dataset, small_config

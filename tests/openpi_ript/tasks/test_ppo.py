@@ -19,8 +19,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from chunkwise.train.clipped_ratio import clipped_loss
 from chunkwise.train.update import run_updates
-from openpi_ript.config.experiment import DataConfig, EvalConfig, OpenpiRiptConfig, RobotConfig, RolloutConfig
-from openpi_ript.config.ppo import PpoConfig
+from openpi_ript.config import DataConfig, EvalConfig, OpenpiRiptConfig, PpoConfig, RobotConfig, RolloutConfig
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.model.flow_sde import chain_log_prob
 from openpi_ript.model.pi0 import Pi0

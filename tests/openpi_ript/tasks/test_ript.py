@@ -9,7 +9,9 @@ import pytest
 
 from chunkwise.envs.evaluate import Evaluation
 from chunkwise.errors import ConfigError
-from openpi_ript.config.experiment import DataConfig, EvalConfig, OpenpiRiptConfig, RobotConfig
+from openpi_ript.config.data import DataConfig, RobotConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.rollouts import EvalConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.tasks import ript
 from openpi_ript.tasks.ript import RiptTask

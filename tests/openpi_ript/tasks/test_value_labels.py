@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import TrainConfig
-from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.model import Optimality
 from openpi_ript.config.value import ValueConfig
 from openpi_ript.model.value import cross_entropy
 from openpi_ript.tasks.value_labels import ValueLabels, quantiles, remembered
