@@ -141,6 +141,11 @@ def _notes_of(config: OpenpiRiptConfig) -> Iterator[str]:
             "guidance.labels is 'value', and the value labels each chunk: groups and advantages of the dataset's "
             "rollouts are counted below, and decide only what data.advantage.uniform_groups drops"
         )
+    if rollout is not None and rollout.dataset_share == 1:
+        yield (
+            "rollout.dataset_share is 1, as of a control: no rollout is played, and the dataset is imitated to the end; "
+            "what rollout says of groups, of their rounds, and of how rollouts explore and are drawn has no effect"
+        )
     if rollout is None or rollout.advantage == AdvantageConfig():
         return
     if rollout.objective != "guided" or not config.weighs:

@@ -123,8 +123,6 @@ class OpenpiRiptConfig(ExperimentConfig):
         found = {} if self.env is None or self.env.tasks else {"rollout.tasks": "several env.tasks"}
         if not self.weighs:
             found |= {f"data.advantage.{name}": "guidance.positive_weight advantage" for name in SHAPING}
-        if self.rollout is not None and self.rollout.dataset_share == 1 and self.rollout.objective != "ppo":
-            found |= dict.fromkeys(("rollout.replay_rounds", "rollout.rows"), "rollout.dataset_share below 1")
         by, guidance = self.data.advantage, self.guidance
         if by is not None and by.uniform_groups == "keep" and guidance is not None and guidance.labels == "value":
             groups = "guidance.labels rloo, or data.advantage.uniform_groups drop"

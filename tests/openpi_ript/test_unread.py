@@ -71,8 +71,6 @@ def shaped(guidance: GuidanceConfig, advantage: AdvantageConfig = SHAPED, *, res
         ("debug", ["--data.init-key", "seed", "--data.advantage.group-by", "task"], "data.advantage with group_by"),
         ("debug", ["--data.init-key", "seed", *VALUE], "guidance.labels rloo, or data.advantage.uniform_groups drop"),
         ("debug", ["--data.advantage.group-by", "task", *VALUE], "guidance.labels rloo"),
-        ("debug_ript", ["--rollout.replay-rounds", "2", *CONTROL], "rollout.dataset_share below 1"),
-        ("debug_ript", ["--rollout.rows", "tasks", *CONTROL], "rollout.dataset_share below 1"),
         ("ript_lift_images", ["--augment.hue", "0.2", *GREY], "augment.colour_probability above 0"),
     ],
 )
@@ -88,11 +86,8 @@ def test_flags_that_are_read_are_taken() -> None:
     shipped("metaworld_mt10", "--rollout.tasks", "success")
     shipped("debug", "--data.init-key", "seed")
     shipped("debug", "--data.init-key", "seed", *VALUE, "--data.advantage.uniform-groups", "drop")
-    shipped("debug_ript", "--rollout.replay-rounds", "2", "--rollout.rows", "tasks", "--rollout.dataset-share", "0.5")
     shipped("ript_lift_images", "--augment.hue", "0.2")
-    # PPO asks for these, its control too.
-    alone = "--rollout.objective ppo --rollout.hindsight None --rollout.exploration None"
-    shipped("metaworld_mt10", *alone.split(), "--rollout.rows", "frames", "--rollout.replay-rounds", "1", *CONTROL)
+    shipped("debug_ript", "--rollout.replay-rounds", "2", "--rollout.rows", "tasks", *CONTROL)
 
 
 @pytest.mark.parametrize("guidance", [GuidanceConfig(), GuidanceConfig(loss="label_dropout")])
@@ -146,6 +141,18 @@ def test_what_only_layer_4_reads_is_said(
     with pytest.raises(Begun):
         main(with_rollout(config, **changes), "test")
     assert ("rollout.advantage shapes what chunkwise convert --layer-4 writes" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("name", ["metaworld_mt10", "metaworld_mt10_images", "ript_lift", "ript_lift_images"])
+@pytest.mark.parametrize("flags", [[], CONTROL])
+def test_a_control_is_its_config_and_one_flag_more(
+    name: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the config says of rollouts stays, so that the two runs differ in whether any are played."""
+    with pytest.raises(Begun):
+        main(shipped(name, *flags), "test")
+    said = "rollout.dataset_share is 1, as of a control: no rollout is played" in capsys.readouterr().out
+    assert said == (flags == CONTROL)
 
 
 @pytest.mark.parametrize("labels", ["value", "rloo"])
