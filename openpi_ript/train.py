@@ -143,8 +143,8 @@ def _notes_of(config: OpenpiRiptConfig) -> Iterator[str]:
         )
     if rollout is not None and rollout.dataset_share == 1:
         yield (
-            "rollout.dataset_share is 1, as of a control: no rollout is played, and the dataset is imitated to the end; "
-            "what rollout says of groups, of their rounds, and of how rollouts explore and are drawn has no effect"
+            "rollout.dataset_share is 1, as of a control: no rollout is played, and the dataset is imitated to the "
+            "end; what rollout says of groups, their rounds, and how rollouts explore and are drawn has no effect"
         )
     if rollout is None or rollout.advantage == AdvantageConfig():
         return
