@@ -13,7 +13,7 @@ from chunkwise.data.verdict import Verdict
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.errors import ConfigError, DataError, RunError
-from chunkwise.policies.shrunk import images_json, shrunk_of
+from chunkwise.policies.shrunk import images_json, shrunk_of, sizes_of
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState
@@ -23,7 +23,7 @@ from chunkwise.train.run_dir import RunFolder
 from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
-from driving.data.images import shrunk_cameras
+from driving.data.images import recorded_sizes, shrunk_cameras
 from driving.data.tables import PAST_S
 from driving.data.validation import (
     calibrated_note,
@@ -227,7 +227,7 @@ def main(config: DrivingConfig, name: str) -> None:
             ended = fit(config, EvaluatedPretrain(config, data, folder.path), folder)
         else:
             shrunk = _shrunk(config, folder.path, data)
-            folder.kept |= images_json(shrunk)
+            folder.kept |= images_json(shrunk, _sizes(config, folder.path, data))
             task = EvaluatedWaypoints(config, data, folder.path, shrunk)
             load = task.load if task.loads else None
             ended = fit(config, task, folder, load=load, interaction=task.rounds)
@@ -304,6 +304,12 @@ def _shrunk(config: DrivingConfig, run: Path, data: DrivingData) -> tuple[str, .
         return list(shrunk_of(run, list(shrunk_cameras(data.index, seen, config.data.image_size))))
 
     return tuple(processes.broadcast_one_to_all(look))
+
+
+def _sizes(config: DrivingConfig, run: Path, data: DrivingData) -> dict[str, tuple[int, int]]:
+    """Height and width at which the cameras that the policy sees were recorded; the same on all processes."""
+    seen = config.data.cameras if config.views else ()
+    return processes.broadcast_one_to_all(lambda: sizes_of(run, recorded_sizes(data.index, seen)))
 
 
 def _record_if_missing(config: DrivingConfig, *, begun: bool) -> None:

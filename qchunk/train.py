@@ -24,7 +24,7 @@ from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import make_folders
-from chunkwise.policies.shrunk import images_json, shrunk_of
+from chunkwise.policies.shrunk import images_json, shrunk_of, sizes_of
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState
@@ -278,7 +278,8 @@ def main(config: QChunkConfig, name: str) -> None:
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
         dataset = dataclasses.replace(dataset, shrunk=_shrunk(folder.path, dataset))
         beside = processes.broadcast_one_to_all(lambda: _beside(config, dataset))
-        folder.kept |= {name: text.encode() for name, text in beside.items()} | images_json(dataset.shrunk)
+        sizes = processes.broadcast_one_to_all(lambda: sizes_of(folder.path, dataset.recorded_sizes))
+        folder.kept |= {name: text.encode() for name, text in beside.items()} | images_json(dataset.shrunk, sizes)
         processes.run_on_primary(lambda: _judge(config, folder.path, dataset))
         task = QChunkTask(config, folder.path, dataset)
         try:

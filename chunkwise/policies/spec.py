@@ -99,7 +99,14 @@ class Exportable:
     """What else is copied into the export, by name."""
 
 
-def image_entry(name: str, size: tuple[int, int], *, may_be_none: bool, shrunk: bool = False) -> Entry:
+def image_entry(
+    name: str,
+    size: tuple[int, int],
+    *,
+    may_be_none: bool,
+    shrunk: bool = False,
+    recorded: tuple[int, int] | None = None,
+) -> Entry:
     """Returns the entry of a camera whose images the model sees at `size`, height and width.
 
     Args:
@@ -107,12 +114,15 @@ def image_entry(name: str, size: tuple[int, int], *, may_be_none: bool, shrunk: 
       size: Of the images that the model sees.
       may_be_none: Whether it may be off.
       shrunk: Whether larger images are shrunk as JPEGs of them are (`shrink_into` of chunkwise/data/images.py).
+      recorded: Height and width of its recordings; None where they are not known, or do not matter.
     """
     return Entry(
         shape=(*size, 3),
         dtype="uint8",
         unit="RGB, 0 to 255",
-        meaning=f"camera {name}" + ("; larger images are shrunk as JPEGs of them are" if shrunk else ""),
+        meaning=f"camera {name}"
+        + ("" if recorded is None else f"; recorded at {recorded[0]} x {recorded[1]}, height x width")
+        + ("; larger images are shrunk as JPEGs of them are" if shrunk else ""),
         any_size=True,
         may_be_none=may_be_none,
     )

@@ -13,6 +13,7 @@ from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Files
 from chunkwise.files.trouble import TRIES, is_system_error, retried
+from chunkwise.policies.shrunk import one_shape
 from driving.data.index import PRESENT, Index
 
 FILTER: Filter = "bilinear"
@@ -83,10 +84,23 @@ class FileImages:
 
 def recorded_size(index: Index, camera: str) -> tuple[int, int] | None:
     """Returns height and width of most of a camera's images as they were recorded; None where it has none."""
+    counts = _sizes(index, camera)
+    return max(counts, key=lambda size: counts[size], default=None)
+
+
+def _sizes(index: Index, camera: str) -> dict[tuple[int, int], int]:
+    """How many of a camera's images were recorded at each height and width."""
     (column,) = columns(index, [camera])
-    sizes = index.image_size[index.image_status[:, column] == PRESENT, column] if column >= 0 else np.zeros((0, 2), int)
-    found, counts = np.unique(sizes, axis=0, return_counts=True)
-    return (int(found[counts.argmax(), 0]), int(found[counts.argmax(), 1])) if len(found) else None
+    if column < 0:
+        return {}
+    there = index.image_size[index.image_status[:, column] == PRESENT, column]
+    sizes, counts = np.unique(there, axis=0, return_counts=True)
+    return {(int(high), int(wide)): int(count) for (high, wide), count in zip(sizes, counts, strict=True)}
+
+
+def recorded_sizes(index: Index, cameras: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Returns height and width at which cameras were recorded, where `one_shape` knows them; as `shrunk_cameras`."""
+    return {name: size for name in cameras if (size := one_shape(_sizes(index, name))) is not None}
 
 
 def shrunk_cameras(index: Index, cameras: Sequence[str], size: tuple[int, int]) -> Iterator[str]:

@@ -24,7 +24,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
 from chunkwise.policies.observations import MAX_STATE
 from chunkwise.policies.policy import Asked, Draws, Prepared
-from chunkwise.policies.shrunk import read_shrunk
+from chunkwise.policies.shrunk import RecordedSizes, Size, read_shrunk, read_sizes
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from chunkwise.train import rngs
 from driving.config import DrivingConfig
@@ -39,7 +39,14 @@ class WaypointPolicy(policy.Policy[Prepared]):
     """Waypoints from what the car sees, how it moves and where the route goes; nothing is drawn."""
 
     def __init__(
-        self, config: DrivingConfig, params: PyTree, *, step: int = 0, seed: int = 0, shrunk: tuple[str, ...] = ()
+        self,
+        config: DrivingConfig,
+        params: PyTree,
+        *,
+        step: int = 0,
+        seed: int = 0,
+        shrunk: tuple[str, ...] = (),
+        recorded: Mapping[str, Size] | None = None,
     ) -> None:
         """Compiles nothing yet.
 
@@ -49,6 +56,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
           step: Updates that made the weights.
           seed: Seeds nothing here.
           shrunk: Cameras whose images are shrunk as their recorded JPEGs were (chunkwise/policies/shrunk.py).
+          recorded: Height and width at which cameras were recorded, as far as they are known.
 
         Raises:
           ConfigError: If the run is a pretraining, which has no policy.
@@ -59,7 +67,10 @@ class WaypointPolicy(policy.Policy[Prepared]):
         self.config = config
         self._settings = config.waypoints
         self._params, cameras = params, config.data.cameras
-        self._shrunk = {view for k, view in enumerate(config.views) if cameras[k % len(cameras)] in shrunk}
+        by_view = {view: cameras[k % len(cameras)] for k, view in enumerate(config.views)}
+        self._shrunk = {view for view, camera in by_view.items() if camera in shrunk}
+        sizes = recorded or {}
+        self._recorded = RecordedSizes({view: sizes[name] for view, name in by_view.items() if name in sizes})
         model: Any = waypoints.make_model(config)  # Any: flax's modules hash, and their types do not say so
         self._program = _program(model)
         self._modes_program = _modes_program(model)
@@ -70,7 +81,13 @@ class WaypointPolicy(policy.Policy[Prepared]):
         settings, data = self._settings, self.config.data
         views = self.config.views
         seen = {
-            f"image/{name}": image_entry(name, data.image_size, may_be_none=True, shrunk=name in self._shrunk)
+            f"image/{name}": image_entry(
+                name,
+                data.image_size,
+                may_be_none=True,
+                shrunk=name in self._shrunk,
+                recorded=self._recorded[name],
+            )
             for name in views
         }
         for name in data.cameras if settings.use_calibration else ():
@@ -209,6 +226,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
     def _resized(self, view: str, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h2 w2 3"]:
         """An image of a view at training size, resized as training resized its camera's."""
         height, width = self.config.data.image_size
+        self._recorded.compare(view, image.shape[:2], (height, width))
         if view not in self._shrunk:
             return resized(image, height, width, filter=FILTER)
         out = np.empty((height, width, 3), np.uint8)
@@ -368,4 +386,5 @@ def load(asked: Asked) -> WaypointPolicy:
     step, params = read_weights(
         folder, own, lambda: waypoints.init_params(own, rngs.key(0, "init")), checkpoint=asked.checkpoint
     )
-    return WaypointPolicy(own, params, step=step, seed=asked.seed, shrunk=read_shrunk(folder))
+    shrunk, recorded = read_shrunk(folder), read_sizes(folder)
+    return WaypointPolicy(own, params, step=step, seed=asked.seed, shrunk=shrunk, recorded=recorded)

@@ -18,7 +18,7 @@ from chunkwise.files.trouble import TRIES, is_system_error, retried
 from qchunk.config import DataConfig, Normalization, QChunkConfig
 from qchunk.data import mixture
 from qchunk.data.holdout import held_out
-from qchunk.data.image_store import image_form, shrunk_cameras
+from qchunk.data.image_store import image_form, recorded_sizes, shrunk_cameras
 from qchunk.data.index import dataset_files, open_source
 from qchunk.data.readers.aloha import AlohaSource
 from qchunk.data.readers.own import OwnSource
@@ -63,6 +63,8 @@ class Dataset:
     """Height and width of colour images in a batch; None without cameras."""
     shrunk: tuple[str, ...] = ()
     """Cameras most of whose images are JPEGs that libjpeg shrinks."""
+    recorded_sizes: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """Height and width at which cameras were recorded, of those whose images have one shape."""
     depth_size: tuple[int, int] | None = None
     """Height and width of depth maps in a batch; None without depth cameras."""
     depth_dtype: str | None = None
@@ -125,10 +127,11 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
     width = source.dims[data.observation]
     observation, floored = affine(stats, data.observation_norm, "state", width, name=data.observation)
     notes += floored
-    size, shrunk, depth_size, depth_dtype = None, (), None, None
+    size, shrunk, recorded, depth_size, depth_dtype = None, (), {}, None, None
     if isinstance(source, AlohaSource):
         form = image_form(data, source.images_of[0])
         size, shrunk = form.image_size, tuple(shrunk_cameras(data.cameras, form, source))
+        recorded = recorded_sizes(data.cameras, form, source)
         depth_size, depth_dtype = form.depth_size, None if form.depth_dtype is None else form.depth_dtype.name
     return Dataset(
         files=files,
@@ -139,6 +142,7 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
         depth_cameras=data.depth_cameras,
         image_size=size,
         shrunk=shrunk,
+        recorded_sizes=recorded,
         depth_size=depth_size,
         depth_dtype=depth_dtype,
         notes=notes,

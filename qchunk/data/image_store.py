@@ -9,6 +9,7 @@ import dataclasses
 import math
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Literal, TypeAlias
@@ -21,6 +22,7 @@ from chunkwise.data.images import decode_jpeg_into, shrinks
 from chunkwise.data.sampling import STEPS_PER_BLOCK
 from chunkwise.data.threads import Workers
 from chunkwise.errors import ConfigError
+from chunkwise.policies.shrunk import one_shape
 from qchunk.config import DataConfig, QChunkConfig
 from qchunk.data.frames import EpisodeFrames, Frames, Jpegs, Pixels, Planes
 from qchunk.data.readers.aloha import AlohaSource, ImageFile
@@ -111,6 +113,24 @@ def shrunk_cameras(cameras: Sequence[str], form: ImageForm, source: AlohaSource)
         )
         if 2 * shrunk > sum(source.lengths):
             yield camera
+
+
+def recorded_sizes(cameras: Sequence[str], form: ImageForm, source: AlohaSource) -> dict[str, tuple[int, int]]:
+    """Returns height and width at which cameras were recorded, where `one_shape` knows them.
+
+    Args:
+      cameras: Those of data.cameras.
+      form: Of their images in a batch.
+      source: Of the run.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for camera, path in zip(cameras, form.colour, strict=True):
+        counts: Counter[tuple[int, int]] = Counter()
+        for length, reports in zip(source.lengths, source.images_of, strict=True):
+            counts[reports[path].height, reports[path].width] += int(length)
+        if (size := one_shape(counts)) is not None:
+            found[camera] = size
+    return found
 
 
 class FrameStore:

@@ -27,7 +27,7 @@ from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
 from chunkwise.policies.policy import Asked, Draws, Prepared
-from chunkwise.policies.shrunk import read_shrunk
+from chunkwise.policies.shrunk import RecordedSizes, Size, read_shrunk, read_sizes
 from chunkwise.policies.spec import Entry, Exportable, Spec, image_entry
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
@@ -67,6 +67,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         observation_norm: Affine,
         action_norm: Affine,
         stats: Mapping[str, NormStats] | None = None,
+        recorded: Mapping[str, Size] | None = None,
         way: Way = "policy",
         step: int = 0,
         seed: int = 0,
@@ -79,6 +80,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
           observation_norm: Of the array that data.observation names, as in training.
           action_norm: Of the actions.
           stats: Of "state" and "actions", for bounds; None: there are none.
+          recorded: Height and width at which cameras were recorded, as far as they are known.
           way: How a chunk is chosen.
           step: Updates that made the weights.
           seed: Of what is drawn.
@@ -94,7 +96,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         self.cameras = agent.dims.cameras if agent.encoder is not None else ()
         """Whose images the networks see."""
         self._depth = agent.dims.depth_cameras if agent.acts_by_depth else ()
-        self._params, self._stats = params, stats
+        self._params, self._stats, self._recorded = params, stats, RecordedSizes(recorded or {})
         self._observation_norm, self._action_norm = observation_norm, action_norm
         choose, cloning = agent.act, way == "behaviour_cloning"
         self._completing: Callable[..., jax.Array] | None = None
@@ -123,7 +125,9 @@ class QChunkPolicy(policy.Policy[Prepared]):
         return Spec(
             observation={
                 **{
-                    f"image/{name}": image_entry(name, size, may_be_none=False, shrunk=name in dims.shrunk)
+                    f"image/{name}": image_entry(
+                        name, size, may_be_none=False, shrunk=name in dims.shrunk, recorded=self._recorded[name]
+                    )
                     for name in self.cameras
                 },
                 **{
@@ -252,6 +256,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         dims = self.agent.dims
         if dims.image_size is None or image.shape[:2] == dims.image_size:
             return image
+        self._recorded.compare(camera, image.shape[:2], dims.image_size)
         out = np.empty((*dims.image_size, 3), np.uint8)
         (shrink_into if camera in dims.shrunk else resize_into)(image, out)
         return out
@@ -361,6 +366,7 @@ def load(asked: Asked) -> QChunkPolicy:
         observation_norm=affine(stats, data.observation_norm, "state", dims.observation, name="state")[0],
         action_norm=affine(stats, data.action_norm, "actions", dims.action, name="action")[0],
         stats=stats,
+        recorded=read_sizes(folder),
         step=step,
         seed=asked.seed,
     )

@@ -214,9 +214,11 @@ def test_a_cars_images_are_shrunk_as_the_recorded_jpegs_were(tmp_path: Path):
     settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, image_size=(16, 24)))
     train.main(settings, "test")
     seen = [camera for camera in CAMERAS if camera != "side_left"]
-    assert json.loads((tmp_path / "run/images.json").read_text()) == {"shrunk_jpegs": seen}
+    sizes = {camera: list(size) for camera in CAMERAS}
+    assert json.loads((tmp_path / "run/images.json").read_text()) == {"shrunk_jpegs": seen, "recorded_sizes": sizes}
     policy = load_policy(tmp_path / "run")
     assert isinstance(policy, WaypointPolicy)
+    assert "; recorded at 36 x 54, height x width" in policy.spec.observation["image/side_left"].meaning
     data = open_data(settings.data, "all")
     taught = data.batch(data.anchors[4:5])["images"][0, 0].astype(int)
     assert data.index.ids[0] == "drive_0"

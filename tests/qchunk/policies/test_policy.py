@@ -27,7 +27,7 @@ from chunkwise.policies import export, runner
 from chunkwise.policies.execution import NOTHING, Committed
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
-from chunkwise.policies.shrunk import shrunk_of
+from chunkwise.policies.shrunk import shrunk_of, sizes_of
 from qchunk import evaluate
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
@@ -188,9 +188,13 @@ def test_a_robots_images_are_shrunk_as_the_recorded_jpegs_were(seeing: tuple[Pat
     """At 9 x 12 of 24 x 32, three eighths: libjpeg leaves out what the mean of an area has. Of a camera of raw images,
     and by a run of an earlier version, images are resized whole."""
     run = shutil.copytree(seeing[0] / "run", tmp_path / "run")
-    assert json.loads((run / "images.json").read_text()) == {"shrunk_jpegs": list(CAMERAS)}
+    sizes = {camera: [24, 32] for camera in CAMERAS}
+    assert json.loads((run / "images.json").read_text()) == {"shrunk_jpegs": list(CAMERAS), "recorded_sizes": sizes}
     policy = load_policy(run)
     assert isinstance(policy, QChunkPolicy)
+    assert "; recorded at 24 x 32, height x width" in policy.spec.observation["image/cam_high"].meaning
+    with pytest.warns(UserWarning, match="camera cam_high: images of 18 x 32 .* the recordings have 24 x 32"):
+        policy.resized("cam_high", np.zeros((18, 32, 3), np.uint8))
     frames = recorded.scene(9, 5)
     jpegs = recorded.encode(frames)
     decoded = [decode(jpeg, source="") for jpeg in jpegs]
@@ -207,6 +211,8 @@ def test_a_robots_images_are_shrunk_as_the_recorded_jpegs_were(seeing: tuple[Pat
     assert shrunk_of(run, ()) == CAMERAS
     assert shrunk_of(before, CAMERAS) == (), "has saves, and nothing is known of its images"
     assert shrunk_of(tmp_path, CAMERAS[:1]) == CAMERAS[:1], "begins"
+    assert sizes_of(before, {"cam_high": (24, 32)}) == {}
+    assert sizes_of(tmp_path, {"cam_high": (24, 32)}) == {"cam_high": (24, 32)}
     with pytest.raises(MismatchError, match=r"images\.json is not the file that the checkpoint of step 6"):
         load_policy(before)
     (run / "images.json").write_text('{"shrunk_jpegs": "top"}')
