@@ -299,6 +299,7 @@ def require_fit(config: QChunkConfig, dataset: data.Dataset) -> None:
       ConfigError: They differ, the environment is another task than data.task, or it cannot be made.
     """
     dims = dataset.dims(config.data.observation)
+    _require_shift(config, dims)
     # The online phase's first, of which more is asked.
     fields = {"online.env": config.online.env if config.online is not None else None, "eval.env": config.eval.env}
     seen = set[str]()
@@ -319,6 +320,19 @@ def require_fit(config: QChunkConfig, dataset: data.Dataset) -> None:
                 rules=simulators.rules_of(config),
             )
             seen.add(name)
+
+
+def _require_shift(config: QChunkConfig, dims: data.Dims) -> None:
+    """Raises ConfigError for a new run whose images may be shifted until nothing of them is left but an edge."""
+    encoder = config.agent.encoder
+    if encoder is None or dims.image_size is None or config.run.resume:
+        return
+    if (shift := encoder.augment.shift) >= min(dims.image_size):
+        high, wide = dims.image_size
+        raise ConfigError(
+            f"agent.encoder.augment.shift is {shift}, and images are {high} x {wide}; expected less than either side, "
+            "as 4 at 84 x 84"
+        )
 
 
 def _kept(config: QChunkConfig, dataset: data.Dataset) -> dict[str, int]:

@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -182,6 +183,7 @@ def _override(config: ExperimentConfig, arguments: list[str], program: str) -> E
     if not arguments:
         return config
     _require_names_of_today(type(config), arguments)
+    _require_each_once(config, arguments)
     kind, default, arguments = with_parts(config, arguments, missing=tyro.MISSING)
     found = parsed(
         kind,
@@ -204,6 +206,18 @@ def _require_names_of_today(kind: type, arguments: Sequence[str]) -> None:
     for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
         if now := renamed.get(flag.removeprefix("--").replace("_", "-")):
             raise ConfigError(f"{flag} is called --{now} now; write that")
+
+
+def _require_each_once(config: ExperimentConfig, arguments: Sequence[str]) -> None:
+    """Raises ConfigError for a name that the pairs after a flag have twice, of which the last alone would count."""
+    flags = [k for k, argument in enumerate(arguments) if argument.startswith("--")]
+    for start, end in itertools.pairwise([*flags, len(arguments)]):
+        value: Any = config
+        for part in arguments[start].removeprefix("--").replace("-", "_").split("."):
+            value = getattr(value, part, None)
+        names = arguments[start + 1 : end : 2]
+        if isinstance(value, dict) and (twice := [name for name, count in Counter(names).items() if count > 1]):
+            raise ConfigError(f"{arguments[start]} names {', '.join(twice)} more than once; expected each name once")
 
 
 def _require_read(config: ExperimentConfig, arguments: Sequence[str]) -> None:

@@ -54,6 +54,7 @@ class Shapes:
     def require_images(self, what: str, images: Mapping[str, Any]) -> None:
         """Raises RunError, which begins with `what`, if a camera is missing, has another size than before, or gives no
         uint8."""
+        require_observed(what, images)
         for name, value in images.items():
             image = np.asarray(value)
             if image.dtype.kind not in "bfiu" or (image.shape[2:] == (3,) and image.dtype != np.uint8):
@@ -82,6 +83,14 @@ def _compare(what: str, first: dict[str, tuple[int, ...]], observation: Mapping[
         expected = first.setdefault(name, shape)
         if shape != expected:
             raise RunError(f"{what} observed {name!r} with shape {shape}; expected {expected}, as before")
+
+
+def require_observed(what: str, observation: object) -> None:
+    """Raises RunError, which begins with `what`, if an observation is no dict, as of a reset that gives two things."""
+    if not isinstance(observation, Mapping):
+        two = isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[0], Mapping)
+        hint = ", the first of the two alone" if two else ""
+        raise RunError(f"{what} gave a {type(observation).__name__}; expected a dict of arrays by name{hint}")
 
 
 def require_finite(what: str, observation: Mapping[str, Any]) -> None:

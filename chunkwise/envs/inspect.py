@@ -26,7 +26,7 @@ import numpy as np
 from chunkwise.cli import command
 from chunkwise.envs import environment
 from chunkwise.envs.environment import Environment, EnvSpec, Observation, copies, executed, prompt_of
-from chunkwise.envs.failures import Shapes, require_cameras, require_finite
+from chunkwise.envs.failures import Shapes, require_cameras, require_finite, require_observed
 from chunkwise.envs.names import FORMS, spec_named
 from chunkwise.envs.workers import require_step, told
 from chunkwise.errors import ConfigError, DataError, RunError
@@ -79,6 +79,7 @@ def played(name: str, env: Environment, seed: int, steps: int) -> Iterator[tuple
         moment, observed = f"reset with seed {seed + episode}", env.reset(seed + episode)
         shown = Shapes()
         with _as_data():
+            require_observed(f"{name}, {moment}", observed)
             images = env.images()
             shown.require_images(f"{name}, {moment}: images()", images)
             seen = observed | images

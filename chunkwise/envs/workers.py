@@ -34,7 +34,7 @@ from chunkwise.distributed.connections import REACHED, limit
 from chunkwise.distributed.cores import cores
 from chunkwise.distributed.jobs import portable
 from chunkwise.envs.environment import Environment, Observation, Step, copies, executed, state_hash
-from chunkwise.envs.failures import LARGEST, Shapes, close_anyway, failure, require_finite
+from chunkwise.envs.failures import LARGEST, Shapes, close_anyway, failure, require_finite, require_observed
 from chunkwise.envs.other_python import SimulatorDiedError
 from chunkwise.errors import RunError, StopRequested, exit_reason
 
@@ -445,6 +445,7 @@ def answer(
     shown = shown or Shapes()
     if isinstance(request, Reset):
         observation = env.reset(request.seed)
+        require_observed("reset()", observation)
         require_finite("reset()", observation)
         shown.require("reset()", observation)
         return Start(copies(observation | looked(env, shown) if images else observation), state_hash(env.state()))

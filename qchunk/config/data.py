@@ -170,6 +170,8 @@ class DataConfig(FilesConfig):
             )
         if len(self.mixture) < 2 or not all(0 < weight < float("inf") for weight in self.mixture.values()):
             raise ValueError(f"data.mixture is {self.mixture}; expected two folders or more with weights above 0")
+        if sum(self.mixture.values()) == float("inf"):
+            raise ValueError(f"data.mixture is {self.mixture}; expected weights whose sum is finite")
         outside = [name for name in self.mixture if {"", ".", ".."} & set(name.split("/"))]
         nested = [a for a in self.mixture for b in self.mixture if a.startswith(f"{b}/")]
         if outside or nested:

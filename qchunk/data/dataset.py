@@ -132,6 +132,10 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
         form = image_form(data, source.images_of[0])
         size, shrunk = form.image_size, tuple(shrunk_cameras(data.cameras, form, source))
         recorded = recorded_sizes(data.cameras, form, source)
+        if data.jpeg_channels == "bgr" and not any(
+            report.encoding == "jpeg" for reports in source.images_of for report in reports.values()
+        ):
+            notes += ("data.jpeg_channels is bgr, and no image is a JPEG; others are taken as they are, as RGB",)
         depth_size, depth_dtype = form.depth_size, None if form.depth_dtype is None else form.depth_dtype.name
     return Dataset(
         files=files,

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, UInt8
 
 from chunkwise.envs import environment, names
 from chunkwise.envs.environment import Environment, EnvSpec
-from chunkwise.envs.failures import Shapes, close_anyway, require_cameras
+from chunkwise.envs.failures import Shapes, close_anyway, require_cameras, require_observed
 from chunkwise.envs.workers import told
 from chunkwise.errors import ConfigError
 from qchunk.config import QChunkConfig
@@ -123,12 +123,17 @@ def require_widths(
             _require_shown(field, name, images, looked, exact=keeps_images)
     finally:
         close_anyway(f"the environment {name}", env.close)
+    require_observed(f"{field} {name!r}: reset()", observed)
     if key not in observed:
         hint = (
             "; of Gymnasium's a Box is `state`, and a Dict of Boxes names what it shows" if "state" in observed else ""
         )
         raise ConfigError(
             f"{field} is {name!r}, which shows {sorted(observed)}; expected {key}, as data.observation{hint}"
+        )
+    if odd := {array: np.shape(observed[array]) for array in (key, *kept) if np.ndim(observed.get(array, [0])) != 1}:
+        raise ConfigError(
+            f"{field} is {name!r}, which shows arrays of shape {odd}; expected one axis of each, as in data.path {path}"
         )
     shown = np.size(observed[key])
     if (shown, taken) != (width, action):

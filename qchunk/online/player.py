@@ -17,10 +17,10 @@ import numpy as np
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs.collect import ENDLESS
 from chunkwise.envs.environment import Environment, Observation, Step
-from chunkwise.envs.failures import close_anyway, require_finite
+from chunkwise.envs.failures import Shapes, close_anyway, require_cameras, require_finite, require_observed
 from chunkwise.envs.thread_workers import OwnThread
 from chunkwise.envs.workers import require_step, told
-from chunkwise.errors import ConfigError, DataError, MismatchError
+from chunkwise.errors import ConfigError, DataError, MismatchError, RunError
 from qchunk.config import QChunkConfig
 from qchunk.data import Dataset
 from qchunk.envs import simulators
@@ -113,9 +113,9 @@ class Player:
         if self._env is None:
             self._env = self._open_env()
         if self.replay.over:
-            observation = self._reset(self._env, self.replay.episodes)
-            require_finite(f"{self._online.env}: reset()", observation)
-            self.observed = self._seen(self._env, observation)
+            episode = self.replay.episodes
+            observation = self._reset(self._env, episode)
+            self.observed = self._seen(self._env, observation, self._where(0, episode))
             self._queue.clear()
             self._unfinished = []
             self._record(first=True)
@@ -169,7 +169,7 @@ class Player:
         env = self._env
         assert env is not None
         self._queue.popleft()
-        seen = functools.partial(self._seen, env, step.observation)
+        seen = functools.partial(self._seen, env, step.observation, self._where(len(self._unfinished)))
         self.observed = seen() if self._view is None else self.hands.begin(seen).result()
         self._record(
             action=action,
@@ -214,16 +214,20 @@ class Player:
 
     def _reset(self, env: Environment, episode: int) -> Observation:
         """Begins an episode. Raises RunError if the environment fails."""
-        seed = self._episode_seed(episode)
-        with told(f"the environment {self._online.env} (reset with seed {seed}, step 0) failed"):
-            return env.reset(seed)
+        where = self._where(0, episode)
+        with told(f"{where} failed"):
+            observation = env.reset(self._episode_seed(episode))
+        require_observed(f"{where}: reset()", observation)
+        require_finite(f"{where}: reset()", observation)
+        return observation
 
     def _told(self, step: int) -> AbstractContextManager[None]:
         """Raises what the environment raises in a step of the episode under way as a RunError that names it."""
         return told(f"{self._where(step)} failed")
 
-    def _where(self, step: int) -> str:
-        seed = self._episode_seed(self.replay.episodes - 1)
+    def _where(self, step: int, episode: int | None = None) -> str:
+        """The environment and a step of an episode, in words; of the one under way where none is given."""
+        seed = self._episode_seed(self.replay.episodes - 1 if episode is None else episode)
         return f"the environment {self._online.env} (reset with seed {seed}, step {step})"
 
     def _compare(self, episode: int, t: int, name: str, found: Any, logged: Any) -> None:
@@ -242,13 +246,28 @@ class Player:
     def _episode_seed(self, episode: int) -> int:
         return seed_of(Purpose.ONLINE_SCENE, self._config.run.seed, self._among_all(episode))
 
-    def _seen(self, env: Environment, observation: Observation) -> Observation:
-        """Returns what the policy is shown: the arrays that the dataset has too, and the cameras' images."""
+    def _seen(self, env: Environment, observation: Observation, where: str) -> Observation:
+        """Returns what the policy is shown: the arrays that the dataset has too, and the cameras' images.
+
+        Raises:
+          ConfigError: An array is lacking, or has another shape.
+          DataError: So does a camera.
+          RunError: Images have another size or type than they had; it begins with `where`.
+        """
         seen = self._arrays(observation)
         if self._view is None:
             return seen
-        with told(f"the environment {self._online.env} failed to show images"):
-            return seen | {"images": simulators.stacked_images(env.images(), self._view)}
+        with told(f"{where} failed to show images"):
+            images = env.images()
+            require_cameras(where, images, self._view.cameras)
+            Shapes().require_images(f"{where}: images()", {name: images[name] for name in self._view.cameras})
+            stacked = simulators.stacked_images(images, self._view)
+        if stacked.shape != (kept := self.replay.dtype["images"].shape):
+            raise RunError(
+                f"{where}: images() gave [cameras, h, w, 3] of {list(stacked.shape)}; expected {list(kept)}, as at the "
+                "start"
+            )
+        return seen | {"images": stacked}
 
     def _arrays(self, observation: Observation) -> Observation:
         """Returns the arrays that the dataset has too, as the log keeps them: what is seen and what a resumed run reads
@@ -265,11 +284,12 @@ class Player:
         for name in (name for name in STATES if name in (dtype.names or ())):
             width = dtype[name].shape[0]
             shown = (observation.get(name), seen)
-            fitting = [array for array in shown if array is not None and np.size(array) == width]
+            fitting = [array for array in shown if array is not None and np.shape(array) == (width,)]
             if not fitting:
+                found_shapes = {array: np.shape(value) for array, value in observation.items()}
                 raise ConfigError(
-                    f"online.env is {self._online.env!r}, which shows {sorted(observation)}; expected {name} of width "
-                    f"{width}, as the dataset in data.path has"
+                    f"online.env is {self._online.env!r}, which shows {found_shapes}; expected {name} of shape "
+                    f"({width},), as the dataset in data.path has"
                 )
             found[name] = np.asarray(fitting[0], dtype[name].base)
         return found

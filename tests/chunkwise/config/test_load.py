@@ -33,6 +33,15 @@ def test_what_an_evaluation_elsewhere_takes_from_the_run_is_taken():
     assert flatten(config)["eval.render_size"] == [9, 9]
 
 
+def test_a_name_twice_among_pairs_is_refused():
+    """Only the last would count, and the first is said to be 1 where it is nothing."""
+    pairs = ["--data.mixture", "near", "1", "far", "2", "near", "5"]
+    with pytest.raises(ConfigError, match=r"^--data\.mixture names near more than once; expected each name once$"):
+        load([*DEBUG, *pairs, "--run.seed", "1"])
+    config, _ = load([*DEBUG, *pairs[:5], "--agent.hidden-sizes", "8", "8", "--data.norm-stats", "far"])
+    assert flatten(config)["data.mixture"] == {"near": 1.0, "far": 2.0}
+
+
 def test_tuples_and_none_are_read():
     config, _ = load([*DEBUG, "--agent.hidden-sizes", "8", "16", "--optim.clip-norm", "1", "--eval.env", "None"])
     flat = flatten(config)

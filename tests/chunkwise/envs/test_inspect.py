@@ -66,6 +66,11 @@ class Blind(Countdown):
         return {"state": [float("nan"), float("inf")]}
 
 
+class Two(Countdown):
+    def reset(self, seed: int) -> Any:
+        return super().reset(seed), {}
+
+
 class Dark(Countdown):
     def images(self) -> Any:
         return {"depth": np.full((2, 2), np.nan if self.t else 0, np.float32)}
@@ -123,6 +128,11 @@ def test_an_environment_made_anew_that_is_another_is_found(capsys: pytest.Captur
         (("--env", f"{HERE}:Unrewarded"), 65, "Unrewarded, step 1 gave the reward nan; expected a finite number"),
         (("--env", f"{HERE}:Loose"), 65, "Loose, step 1 gave a SimpleNamespace; expected a chunkwise.envs"),
         (("--env", f"{HERE}:Blind"), 65, "Blind, reset with seed 0 observed 'state' with 2 of 2 numbers not finite"),
+        (
+            ("--env", f"{HERE}:Two"),
+            65,
+            "Two, reset with seed 0 gave a tuple; expected a dict of arrays by name, the fi",
+        ),
         (("--env", f"{HERE}:Dark"), 65, "Dark, step 1 observed 'depth' with 4 of 4 numbers not finite"),
     ],
 )

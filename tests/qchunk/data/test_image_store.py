@@ -19,6 +19,7 @@ from qchunk.data import (
     dims,
     image_store,
     make_batches,
+    open_dataset,
     refresh,
     specification_batch,
     specification_batches,
@@ -166,6 +167,15 @@ def test_blue_jpegs_are_turned_back(tmp_path: Path):
         rgb = Pool(config(root, **settings), 0, 0).transition(0, 1)["observations"]["images"]
         bgr = Pool(config(root, jpeg_channels="bgr", **settings), 0, 0).transition(0, 1)["observations"]["images"]
         np.testing.assert_array_equal(rgb, bgr[..., ::-1])
+
+
+def test_the_order_of_jpegs_channels_is_said_to_be_none_of_raw_images(tmp_path: Path):
+    said = "data.jpeg_channels is bgr, and no image is a JPEG; others are taken as they are, as RGB"
+    jpegs, raw = dataset(tmp_path / "jpegs"), dataset(tmp_path / "raw", jpeg=False)
+    asked: dict[str, Any] = {"cameras": CAMERAS, "jpeg_channels": "bgr"}
+    assert said in open_dataset(config(raw, **asked)).notes
+    assert said not in open_dataset(config(jpegs, **asked)).notes
+    assert said not in open_dataset(config(raw, cameras=CAMERAS)).notes
 
 
 @pytest.mark.parametrize("form", ["without lengths", "byte strings", "no attribute"])

@@ -232,6 +232,7 @@ def test_folders_without_episodes_and_of_other_widths_are_refused_by_name(tmp_pa
         ({"near": 1.0}, "two folders or more"),
         ({"near": 1.0, "far": 0.0}, "weights above 0"),
         ({"near": 1.0, "far": float("inf")}, "weights above 0"),
+        ({"near": 1e308, "far": 1e308}, "expected weights whose sum is finite"),
         ({"near": 1.0, "/far": 1.0}, r"names \['/far'\]"),
         ({"near": 1.0, "../far": 1.0}, r"names \['../far'\]"),
         ({"near": 1.0, "near/far": 1.0}, r"names \['near/far'\]"),

@@ -41,6 +41,37 @@ def test_the_environment_whose_widths_are_looked_at_is_closed_whatever_it_shows(
     assert Listed.open == 0
 
 
+class Odd(Countdown):
+    """Begins with what its task says."""
+
+    def reset(self, seed: int) -> Any:
+        state = np.array([seed, 0], np.float32)
+        kinds = {"two": ({"state": state}, {}), "none": None, "array": state, "column": {"state": state[:, None]}}
+        return (kinds | {"row": {"state": state[None]}, "scalar": {"state": state, "qpos": np.float32(1)}})[
+            self.spec.task
+        ]
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "words"),
+    [
+        ("two", RunError, r"reset\(\) gave a tuple; expected a dict of arrays by name, the first of the two alone$"),
+        ("none", RunError, r"reset\(\) gave a NoneType; expected a dict of arrays by name$"),
+        ("array", RunError, r"reset\(\) gave a ndarray; expected a dict of arrays by name$"),
+        ("column", ConfigError, r"shows arrays of shape {'state': \(2, 1\)}; expected one axis of each"),
+        ("row", ConfigError, r"shows arrays of shape {'state': \(1, 2\)}; expected one axis of each"),
+        ("scalar", ConfigError, r"shows arrays of shape {'qpos': \(\)}; expected one axis of each"),
+    ],
+)
+def test_what_an_own_environment_begins_with_is_looked_at_before_a_run_begins(
+    task: str, error: type[Exception], words: str
+) -> None:
+    name = f"tests.qchunk.envs.test_simulators:Odd:{task}"
+    kept = {"qpos": 1} if task == "scalar" else {}
+    with pytest.raises(error, match=words):
+        simulators.require_widths("eval.env", name, "d", observation=("state", 2), action=3, kept=kept)
+
+
 class Shown(Countdown):
     """Shows the images of its task's name."""
 

@@ -12,15 +12,27 @@ from chunkwise.config.experiment import TrainConfig
 from chunkwise.envs.environment import Observation, Step
 from chunkwise.errors import ConfigError, DataError, MismatchError, RunError, StorageError
 from qchunk import train
-from qchunk.config import OnlineConfig, QChunkConfig
-from qchunk.data import open_dataset
+from qchunk.config import AgentConfig, AugmentConfig, EncoderConfig, OnlineConfig, QChunkConfig
+from qchunk.data import Dims, open_dataset
 from qchunk.envs import simulators
 from qchunk.online.phase import Online, replaced_rows
 from qchunk.online.replay import read
-from qchunk.train import require_fit
+from qchunk.train import _require_shift, require_fit
 from tests.qchunk import recordings
 from tests.qchunk.data.test_npz import write_npz
-from tests.qchunk.online.test_phase import STATE, TASK, Line, config_of, never, offline, online_of, run, saved
+from tests.qchunk.online.test_phase import (
+    NORM,
+    STATE,
+    TASK,
+    Line,
+    config_of,
+    never,
+    offline,
+    online_of,
+    policy_of,
+    run,
+    saved,
+)
 from tests.qchunk.recordings import ACTION
 
 
@@ -59,6 +71,19 @@ def test_the_observation_stands_for_its_second_name_which_only_the_recordings_ha
     records = read(tmp_path / "replay")
     np.testing.assert_array_equal(records["state"][:, 0], np.arange(6))
     np.testing.assert_array_equal(records["qpos"], records["state"])
+
+
+def test_a_shift_by_which_nothing_is_left_of_an_image_is_refused():
+    """A new run's alone: one of before goes on."""
+    config = dataclasses.replace(
+        recordings.config(Path("set"), cameras=("top",)),
+        agent=AgentConfig(encoder=EncoderConfig(augment=AugmentConfig(shift=6))),
+    )
+    _require_shift(config, Dims(observation=9, action=2, cameras=("top",), image_size=(7, 9)))
+    small = Dims(observation=9, action=2, cameras=("top",), image_size=(9, 6))
+    with pytest.raises(ConfigError, match=r"augment\.shift is 6, and images are 9 x 6; expected less than either side"):
+        _require_shift(config, small)
+    _require_shift(dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True, dir="old")), small)
 
 
 def test_an_array_that_only_the_recordings_have_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -135,6 +160,46 @@ def test_what_an_online_environment_raises_is_told_with_its_seed_and_step(
     online.rewind(None)
     with pytest.raises(RunError, match=rf"^the environment {TASK} {where}: ConnectionError: no robot at 10.0.0.2"):
         run(online, range(3))
+
+
+def gives(first: Any, later: Any) -> Any:
+    """Of images: the cameras, and what the first of them is until and from the third step on."""
+    return lambda line: {"top": first if line.t < 3 else later, "side": np.zeros((2, 3, 3), np.uint8)}
+
+
+GREY = np.zeros((2, 3, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("methods", "error", "said"),
+    [
+        ({"reset": lambda line, seed: (Line.reset(line, seed), {})}, RunError, r"step 0\): reset\(\) gave a tuple"),
+        ({"observation": lambda line: {"qpos": np.zeros((2, 1)), "state": line.state()}}, ConfigError, r"\(2, 1\)"),
+        (
+            {"images": gives(GREY, GREY.astype(np.float32))},
+            RunError,
+            r"step 3\): images\(\) gave 'top' as float32; expected uint8",
+        ),
+        ({"images": gives(GREY, GREY[:, :2])}, RunError, r"step 3\) failed to show images: ValueError"),
+        (
+            {"images": lambda line: dict.fromkeys(("top", "side"), GREY[: 2 - line.t // 2])},
+            RunError,
+            r"step 2\): images\(\) gave \[cameras, h, w, 3\] of \[2, 1, 3, 3\]; expected \[2, 2, 3, 3\], as at",
+        ),
+        ({"images": lambda line: {"top": GREY} if line.t else gives(GREY, GREY)(line)}, DataError, "step 1.*side too"),
+    ],
+)
+def test_what_an_environment_shows_later_is_looked_at_too(
+    methods: dict[str, Any], error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was once at the start, with another seed; floats would be kept as black."""
+    mine(monkeypatch, **methods)
+    view = simulators.View(cameras=("top", "side"), render_size=(2, 3), image_size=(2, 3))
+    dataset = dataclasses.replace(NORM, cameras=view.cameras, image_size=view.image_size)
+    online = Online(config_of(env="aloha-transfer-cube"), dataset, tmp_path, policy_of, view)
+    online.rewind(None)
+    with pytest.raises(error, match=said):
+        run(online, range(5))
 
 
 @pytest.mark.parametrize(("methods", "where"), [({"__init__": fail}, "could not be made"), ({"reset": fail}, "failed")])
