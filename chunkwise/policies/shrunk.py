@@ -18,7 +18,7 @@ from chunkwise.files.strict_json import read_json
 IMAGES = "images.json"
 _SHRUNK, _SIZES = "shrunk_jpegs", "recorded_sizes"
 OTHER_SHAPE = 0.05
-"""Share by which width / height may differ before a policy tells of it: a block of 16 is 3 % of 480 rows, 5:4 is 6 % from
+"""Share by which width / height may differ before a policy tells of it: 16 rows of 480 are 3 %, and 5:4 is 6 % from
 4:3."""
 
 Size = tuple[int, int]
