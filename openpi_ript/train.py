@@ -62,7 +62,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         data = processes.primary_then_all(
             lambda: open_data(config.data, check=folder.require_same_files, allow_code=True)
         )
-        for note in (*data.notes, *_rate_notes(played, data.table.fps)):
+        for note in (*data.notes, *_rate_notes(played, data.table.fps), *_prompt_notes(config, data)):
             say(f"data: {note}")
         if not folder.begun:
             _require_taken(data)
@@ -88,7 +88,7 @@ def of_training(config: OpenpiRiptConfig) -> Verdict:
         _require_playable(config)
         played = _require_fit(config)
         data = open_data(config.data, allow_code=True)
-        notes += (*data.notes, *_rate_notes(played, data.table.fps))
+        notes += (*data.notes, *_rate_notes(played, data.table.fps), *_prompt_notes(config, data))
         _require_taken(data)
         require_positive(config, data)
     except RunError as error:
@@ -119,6 +119,7 @@ def _require_effect(config: OpenpiRiptConfig) -> None:
     if config.evaluates_nothing:
         require_evaluated(config.checkpoint.keep_best, "env is None, and data.holdout is 0")
     _require_rest(config)
+    _require_states(config)
     _require_goals_told_in_numbers(config)
 
 
@@ -162,6 +163,20 @@ def _require_rest(config: OpenpiRiptConfig) -> None:
         raise ConfigError(
             f"rollout.retry_after is {rollout.retry_after} and rollout.updates {rollout.updates}: a solved initial "
             "state would be tried again in the next round. Expected 0, or above rollout.updates"
+        )
+
+
+def _require_states(config: OpenpiRiptConfig) -> None:
+    """Raises ConfigError where a round wants more groups than there are initial states, one of which each takes."""
+    env, rollout = config.env, config.rollout
+    if env is None or rollout is None or rollout.dataset_share == 1:
+        return
+    from openpi_ript.envs.make import names_of  # as in `_make_task`
+
+    if (states := rollout.initial_states * len(names_of(env))) < rollout.groups:
+        raise ConfigError(
+            f"rollout.groups is {rollout.groups}, and rollout.initial_states {rollout.initial_states} of each task are "
+            f"{states} initial states, one for a group at most; expected as many states as groups"
         )
 
 
@@ -215,6 +230,31 @@ def _rate_notes(played: float | None, recorded: float) -> list[str]:
         f"{recorded:g} frames a second, where the environment makes {played:g} steps: a chunk is executed in "
         f"{recorded / played:.2g} times the time in which it was demonstrated"
     ]
+
+
+def _prompt_notes(config: OpenpiRiptConfig, data: TrainingData) -> list[str]:
+    """Says of prompts that the policy is told in `env`, and which no frame of the dataset has: typing errors, too."""
+    if config.env is None:
+        return []
+    from openpi_ript.envs.make import tasks_of  # as in `_make_task`
+
+    table = data.table
+    taught = {_plain(table.tasks[index]) for index in np.unique(table.columns["task_index"]).tolist()}
+    told = dict.fromkeys(task.prompt for task in tasks_of(config.env))
+    new = [prompt for prompt in told if _plain(prompt) not in taught]
+    if not new:
+        return []
+    known = ", ".join(repr(prompt) for prompt in sorted(taught)[:3]) + (", ..." if len(taught) > 3 else "")
+    strange = ", ".join(map(repr, new[:3])) + (", ..." if len(new) > 3 else "")
+    return [
+        f"in env the policy is told {strange}, which is the prompt of no frame of the dataset; there it is {known} "
+        "(env.prompt, env.prompts)"
+    ]
+
+
+def _plain(prompt: str) -> str:
+    """A prompt as the tokenizer reads it, without differences of space."""
+    return " ".join(prompt.replace("_", " ").split())
 
 
 def _same_states(given: str, kept: Path) -> bytes:

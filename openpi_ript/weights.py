@@ -154,7 +154,8 @@ def save_pytorch(params: Mapping[str, Any], file: str | Path, flavour: Flavour) 
 def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> dict[str, Any]:
     """Loaded weights as the model's tree: f32, with fresh adapters and condition where the checkpoint has none.
 
-    Both start as zeros in effect, so the result acts as the pretrained model.
+    Both start as zeros in effect, so the result acts as the pretrained model. Matrices in 8 bits, as a run with
+    model.frozen_dtype int8 exports them, become whole; such a run rounds them to the same 8 bits again.
 
     Args:
       params: From `load_openpi` or `load_safetensors`.
@@ -162,10 +163,10 @@ def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> 
       key: For the fresh weights.
 
     Raises:
-      DataError: If anything else is missing, too much, or of another shape; the message lists all of it.
+      DataError: If anything else is missing, too much, of another shape, or not finite; the message lists all of it.
     """
-    shapes, flat = model_shapes(model), by_path(params)
-    fresh = {name for name in shapes if name not in flat and _may_be_fresh(name)}
+    shapes, flat = model_shapes(model), by_path(int8.whole(dict(params), np.float32))
+    fresh = {name for name in shapes if name not in flat and _may_be_fresh(name) and not _half_of_adapter(name, flat)}
     problems = [f"{name}: missing" for name in sorted(shapes.keys() - flat.keys() - fresh)]
     problems += [f"{name}: not in the model" for name in sorted(flat.keys() - shapes.keys())]
     problems += [
@@ -180,6 +181,11 @@ def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> 
             *(f"  {problem}" for problem in problems),
         )
     fitted = {name: np.asarray(flat[name], shapes[name].dtype) for name in shapes if name not in fresh}
+    if broken := [name for name, leaf in fitted.items() if not np.isfinite([leaf.min(), leaf.max()]).all()]:
+        raise DataError(
+            "the checkpoint holds weights that are not finite, with which no update could begin:",
+            *(f"  {name}: {np.count_nonzero(~np.isfinite(fitted[name]))} numbers" for name in sorted(broken)),
+        )
     fitted |= {name: _fresh_leaf(name, shapes[name].shape, key) for name in fresh}
     return traverse_util.unflatten_dict(fitted, sep="/")
 
@@ -217,6 +223,12 @@ def _may_be_fresh(name: str) -> bool:
     return name.endswith(("lora_a", "lora_b")) or name.startswith(f"{CONDITION}/")
 
 
+def _half_of_adapter(name: str, flat: Mapping[str, Any]) -> bool:
+    """Whether the other half of an adapter is there, which beside a fresh one would not act as it did."""
+    other = {"a": "b", "b": "a"}.get(name[-1], "") if name.endswith(("lora_a", "lora_b")) else ""
+    return bool(other) and name[:-1] + other in flat
+
+
 def _fresh_leaf(name: str, shape: tuple[int, ...], key: Key[Array, ""]) -> np.ndarray:
     """A first half of an adapter at random, by its name; zeros for its second half and for the condition."""
     if not name.endswith("lora_a"):
@@ -229,4 +241,9 @@ def _orbax_folder(path: Path) -> Path:
     for folder in (path, path / "params"):
         if (folder / "_METADATA").is_file():
             return folder
-    raise DataError(f"{path}: expected an openpi checkpoint (an Orbax folder with the file _METADATA), found none")
+    hint = ""
+    if (path / "config.json").is_file():
+        hint = f", but a run's folder; `chunkwise export {path} OUT` writes OUT/weights.safetensors, which may be named"
+    raise DataError(
+        f"{path}: expected an openpi checkpoint (an Orbax folder with the file _METADATA), found none{hint}"
+    )

@@ -245,7 +245,7 @@ class _Run:
             made_up = self.folder.go_on(self.step, progress.metrics_bytes, evaluated=self.evaluated)
             self.evaluated, self.evaluation = self.evaluated or bool(made_up), made_up or progress.evaluation
             print(f"resumed from step {self.step}", flush=True)
-        machine.note(self.folder.path, self.step)
+        machine.note(self.folder.path, self.step, machine.own_code(self.config))
         if processes.is_primary():
             data = self.task.data_fingerprint()
             provenance.note(self.folder.path, step=self.step, seed=self.config.run.seed, data=data)

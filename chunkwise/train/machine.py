@@ -5,17 +5,24 @@ devices, versions and instruction sets compile to other sums as well. So a diges
 machine, and a run that goes on elsewhere may end with another digest than one that was left alone.
 
 machine.json is a list: the machine of the run's first update, and each other one on which it went on, with the step.
+Beside it stand the hashes of the user's own source files that the config names: environments, readers, agents.
 """
 
+import contextlib
+import hashlib
+import importlib.machinery
 import importlib.metadata
 import os
 import platform
 import re
 import resource
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.saved import flatten
 from chunkwise.distributed import processes
 from chunkwise.distributed.cores import cores
 from chunkwise.errors import DataError, StorageError
@@ -31,6 +38,9 @@ _SETTINGS = {
     "jax_threefry_partitionable": True,
 }
 """Of jax, by which every number may be another, with their defaults."""
+_CODE = "own_code"
+_OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*(?::.*)?")
+"""`module:name`, and what an environment of one's own may be told after it."""
 _INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
@@ -76,12 +86,49 @@ def peak_memory() -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def note(run: Path, step: int) -> None:
+def own_code(config: ExperimentConfig) -> dict[str, str]:
+    """Returns, of each `module:name` in a config, a hash of the module's source file; nothing is imported for that.
+
+    Files that the module imports are not looked at, and an environment of another Python (env.python) only where this
+    one finds its module too.
+    """
+    found: dict[str, str] = {}
+    for text in _texts(flatten(config)):
+        if (match := _OWN.fullmatch(text)) and (path := _source(match[1])) is not None:
+            with contextlib.suppress(OSError):
+                found[text] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module; None where none is found. A package's own __init__ is not run, as find_spec would."""
+    parts, places = module.split("."), None
+    spec = None
+    for k in range(len(parts)):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: k + 1]), places)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.origin is not None and spec.origin.endswith(".py") else None
+
+
+def note(run: Path, step: int, code: Mapping[str, str]) -> None:
     """Prints the machine and writes it into the run's folder; says what differs from the one that the run was on.
 
     Args:
       run: Folder of the run.
       step: From which it goes on, 0 at its start.
+      code: That of `own_code`.
 
     Raises:
       DataError: machine.json is not what this wrote.
@@ -100,7 +147,16 @@ def note(run: Path, step: int) -> None:
             f"resumed with {', '.join(changed)}: the digest may differ from that of a run without the change",
             flush=True,
         )
-    entries = before if before and not changed else [*before, {"step": step} | now]
+    known_code = before[-1].get(_CODE, {}) if before else {}  # a run of an earlier version kept none
+    others = [name for name in code if known_code.get(name, code[name]) != code[name]]
+    if others:
+        print(
+            f"resumed with other source than before of {', '.join(others)}: what lies in the run's folder, rollouts of "
+            "a round that was cut off too, was made by the one of before",
+            flush=True,
+        )
+    entry = {"step": step} | now | ({_CODE: dict(code)} if code else {})
+    entries = before if before and not changed and not others else [*before, entry]
     if entries != known:
         try:
             write_json(path, entries)

@@ -14,6 +14,7 @@ import pytest
 from chunkwise.config import names
 from chunkwise.config.load import load
 from chunkwise.config.saved import flatten, read_config
+from chunkwise.config.study import read_study, runs_of
 from chunkwise.errors import ConfigError
 from openpi_ript.config.data import AdvantageConfig
 from openpi_ript.config.experiment import GuidanceConfig, OpenpiRiptConfig
@@ -153,6 +154,26 @@ def test_a_control_is_its_config_and_one_flag_more(
         main(shipped(name, *flags), "test")
     said = "rollout.dataset_share is 1, as of a control: no rollout is played" in capsys.readouterr().out
     assert said == (flags == CONTROL)
+
+
+@pytest.mark.parametrize("name", ["lift", "metaworld_mt10", "metaworld_mt50", "metaworld_staleness", "ript_staleness"])
+def test_the_runs_of_the_studies_begin(name: str) -> None:
+    study, _ = read_study(name)
+    for run in runs_of(dataclasses.replace(study, seeds=study.seeds[:1])):
+        assert isinstance(run.config, OpenpiRiptConfig)
+        with pytest.raises(Begun):
+            main(run.config, "test")
+
+
+def test_more_groups_than_initial_states_are_refused() -> None:
+    """Of several tasks there are so many of each."""
+    few = with_rollout(shipped("debug_ript"), initial_states=3, groups=4, max_groups=8)
+    with pytest.raises(ConfigError, match=r"rollout.groups is 4, and rollout.initial_states 3 of each task are 3 "):
+        main(few, "test")
+    several = with_rollout(shipped("metaworld_mt10"), initial_states=3, groups=30, max_groups=40)
+    for taken in (with_rollout(few, groups=3), with_rollout(few, dataset_share=1.0), several):
+        with pytest.raises(Begun):
+            main(taken, "test")
 
 
 @pytest.mark.parametrize("labels", ["value", "rloo"])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.budget import LimitError
@@ -121,6 +122,12 @@ def test_bad_checkpoints_are_refused(tmp_path: Path) -> None:
         load_openpi(tmp_path / "cut")
 
 
+def test_a_runs_own_folder_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"found none, but a run's folder; `chunkwise export .* OUT/weights.safe"):
+        load_openpi(tmp_path)
+
+
 def test_a_broken_database_is_named_and_orbax_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +192,34 @@ def test_checkpoint_gets_fresh_adapters_and_condition_and_acts_as_before() -> No
     condition = jnp.array([Optimality.POSITIVE, Optimality.NEGATIVE, Optimality.NONE])
     got = compiled(lambda p: velocity(adapted, p, encode(adapted, p, seen), x_t, time, condition))(fitted)
     np.testing.assert_array_equal(got, expected)
+
+
+def test_weights_in_eight_bits_begin_a_training() -> None:
+    """As `chunkwise export` writes those of a run with model.frozen_dtype int8: whole, and to the same 8 bits again."""
+    model = make_model("pi0")
+    kept = int8.kept_in(jax.tree.map(np.asarray, random_params(model)), "int8")
+    fitted = fit_to_model(kept, model, jax.random.key(0))
+    assert by_path(fitted).keys() == by_path(random_params(model)).keys()
+    again = by_path(int8.kept_in(fitted, "int8"))
+    for name, leaf in by_path(kept).items():
+        (np.testing.assert_array_equal if name.endswith("/int8") else np.testing.assert_allclose)(again[name], leaf)
+
+
+def test_weights_that_are_not_finite_and_half_an_adapter_are_refused() -> None:
+    adapted = dataclasses.replace(make_model("pi0").config.language, lora=LoraConfig(rank=2, alpha=2.0))
+    model = make_model("pi0", language=adapted, expert=adapted)
+    params = by_path(jax.tree.map(np.array, random_params(model)))
+    half = next(name for name in params if name.endswith("lora_a"))
+    with pytest.raises(DataError) as caught:
+        fit_to_model(
+            traverse_util.unflatten_dict({k: v for k, v in params.items() if k != half}, sep="/"),
+            model,
+            jax.random.key(0),
+        )
+    assert str(caught.value).endswith(f"  {half}: missing")
+    params["action_out_proj/bias"][:2] = np.nan, -np.inf
+    with pytest.raises(DataError, match=r"(?s)not finite, with which no update .*action_out_proj/bias: 2 num"):
+        fit_to_model(traverse_util.unflatten_dict(params, sep="/"), model, jax.random.key(0))
 
 
 def test_checkpoint_of_another_model_is_refused_with_all_differences() -> None:

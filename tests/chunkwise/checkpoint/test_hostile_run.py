@@ -76,7 +76,7 @@ def read_announced(run: Path, text: str) -> None:
 
 def read_machine(run: Path, text: str) -> None:
     (run / "machine.json").write_text(text)
-    machine.note(run, 1)
+    machine.note(run, 1, {})
 
 
 @pytest.mark.parametrize(

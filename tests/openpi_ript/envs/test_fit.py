@@ -41,6 +41,17 @@ def test_an_environment_of_another_rate_than_the_dataset_is_told(
     assert [said in note for note in told] == ([True] if said else [])
 
 
+@pytest.mark.parametrize(("prompt", "said"), [("push the cube", True), ("move  to_the red disc ", False)])
+def test_a_prompt_that_no_frame_has_is_told(prompt: str, said: bool, tmp_path: Path) -> None:
+    config = supervised(small_config(make_dataset(tmp_path / "data"), tmp_path / "run"))
+    data = dataclasses.replace(config.data, cameras={})
+    verdict = of_training(dataclasses.replace(config, data=data, env=point(prompt=prompt), eval=EvalConfig()))
+    assert verdict.refusal is None
+    told = [note for note in verdict.notes if "which is the prompt of no frame of the dataset; there it is" in note]
+    assert len(told) == said
+    assert all(repr(prompt) in note and "'move to the blue disc', 'move to the red disc'" in note for note in told)
+
+
 @pytest.mark.parametrize(
     ("env", "robot", "message"),
     [
