@@ -25,7 +25,8 @@ PATH = "datasets/openpi_ript/debug_ript"
 
 
 def get_config() -> OpenpiRiptConfig:
-    """State only: 60,000 weights, chunks of 8, groups of 4; four passes over the chunks of a round."""
+    """State only: 60,000 weights beside an image encoder that sees nothing, chunks of 8, groups of 4; four passes over
+    the chunks of a round."""
     return OpenpiRiptConfig(
         train=TrainConfig(steps=400, batch_size=32, log_every=20, updates_per_call=10, eval_every=300),
         optim=OptimConfig(learning_rate=2e-3, warmup_steps=10, clip_norm=1.0),

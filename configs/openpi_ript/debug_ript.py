@@ -26,7 +26,7 @@ PATH = "datasets/openpi_ript/debug_ript"
 
 
 def get_config() -> OpenpiRiptConfig:
-    """State only: 60,000 weights, chunks of 8, groups of 4."""
+    """State only: 60,000 weights beside an image encoder that sees nothing, chunks of 8, groups of 4."""
     return OpenpiRiptConfig(
         train=TrainConfig(steps=400, batch_size=32, log_every=20, updates_per_call=10, eval_every=300),
         optim=OptimConfig(learning_rate=2e-3, warmup_steps=10, clip_norm=1.0),
