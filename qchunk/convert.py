@@ -132,13 +132,16 @@ class _Conversion:
     def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
         good = [part for part in parts.values() if not part.bad]
         labels = _rule(good[0].said["facts"]) if good else SuccessRule()
+        described = self._reader.describe()
+        without = [name for key, names in described.items() if key.endswith("_left_out") for name in names]
         about = {
             "source_sha256": content_hash(self._source) if self._source.is_file() else None,
             "labels": str(labels),
             "episodes": len(good),
-            "about_the_source": self._reader.describe(),
+            "about_the_source": described,
         }
-        return Joined(about=about, summary=f"wrote {len(good)} episode(s) into {{out}}; labels: {labels}")
+        summary = f"wrote {len(good)} episode(s) into {{out}}; labels: {labels}"
+        return Joined(about=about, summary=summary + (f"; left out: {', '.join(without)}" if without else ""))
 
     def close(self) -> None:
         self._reader.close()

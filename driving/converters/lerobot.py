@@ -216,8 +216,10 @@ def _parse_columns(state: Mapping[str, str]) -> dict[str, Column]:
             column = Column(key=key, index=int(index), factor=float(factor or 1))
         except ValueError as error:
             raise ConfigError(f"--state {name}={text}: expected KEY:INDEX or KEY:INDEX:FACTOR") from error
-        if name not in QUANTITIES or column.index < 0 or not math.isfinite(column.factor):
+        if name not in QUANTITIES or column.index < 0:
             raise ConfigError(f"--state {name}={text}: expected one of {', '.join(QUANTITIES)}, and an index from 0")
+        if not math.isfinite(column.factor):
+            raise ConfigError(f"--state {name}={text}: expected a finite factor, found {factor}")
         columns[name] = column
     return columns
 

@@ -47,6 +47,10 @@ _TIMES = tuple(
 )
 
 
+COMPONENTS = ("camera_image", "vehicle_pose", "camera_calibration")
+"""Folders that are read, each with a file a segment."""
+
+
 class WaymoV2Converter:
     """Converts each segment into an episode."""
 
@@ -59,9 +63,17 @@ class WaymoV2Converter:
         """
         self._names = camera_names(CAMERA_MAP, settings)
         bounds = Bounds(source, settings.allow_links_to)
-        found = bounds.walk({".parquet"}) if source.is_dir() else ()
-        images = (name for name in found if Path(name).parent.name == "camera_image" and name.count("/") <= 2)
-        self._files = {name: Path(bounds.path(name)) for name in images}
+        found = list(bounds.walk({".parquet"})) if source.is_dir() else []
+        by_component = {
+            kind: [name for name in found if Path(name).parent.name == kind and name.count("/") <= 2]
+            for kind in COMPONENTS
+        }
+        self._files = {name: Path(bounds.path(name)) for name in by_component["camera_image"]}
+        places = {_place(name) for name in self._files}
+        self.left_out = sorted(
+            {_place(name) for names in by_component.values() for name in names if _place(name) not in places}
+        )
+        """Segments of which there are other components and no images."""
         if not self._files:
             raise DataError(
                 f"{source}: expected camera_image/<segment>.parquet, or such a folder in each split, found none"
@@ -74,9 +86,13 @@ class WaymoV2Converter:
     def convert(self, unit: str, writer: EpisodeWriter) -> None:
         file = self._files[unit]
         root = file.parent.parent
-        calibrations = self._calibrations(root / "camera_calibration" / file.name, writer)
-        frames = self._frames(root / "vehicle_pose" / file.name, writer)
-        segment = self._images(file, unit, frames, calibrations, writer)
+        segments: dict[str, str] = {}
+        calibrations = self._calibrations(root / "camera_calibration" / file.name, segments, writer)
+        frames = self._frames(root / "vehicle_pose" / file.name, segments, writer)
+        segment = self._images(file, unit, frames, calibrations, segments, writer)
+        if len(segments) > 1:
+            found = "; ".join(f"{name} ({place})" for name, place in sorted(segments.items())[:3])
+            writer.problem(unit, SEGMENT, "one segment a file, and the same in all three components", found)
         if segment is None:
             return
         drive = Drive(
@@ -90,16 +106,15 @@ class WaymoV2Converter:
 
     def files(self, unit: str) -> list[Path]:
         file = self._files[unit]
-        return [
-            file.parent.parent / name / file.name for name in ("camera_image", "vehicle_pose", "camera_calibration")
-        ]
+        return [file.parent.parent / name / file.name for name in COMPONENTS]
 
-    def _calibrations(self, path: Path, writer: EpisodeWriter) -> dict[str, Calibration]:
+    def _calibrations(self, path: Path, segments: dict[str, str], writer: EpisodeWriter) -> dict[str, Calibration]:
         columns = [CAMERA, *(f"{CALIBRATION}.intrinsic.{name}" for name in ("f_u", "f_v", "c_u", "c_v"))]
         columns += [f"{CALIBRATION}.{name}" for name in ("extrinsic.transform", "width", "height")]
-        found = {}
-        for row, values in _rows(path, columns, writer):
+        found: dict[str, Calibration] = {}
+        for row, values in _rows(path, columns, writer, [SEGMENT]):
             where = f"{path.parent.name}/{path.name}"
+            _note_segment(values, f"{where}, row {row}", segments)
             name = camera_name(values[CAMERA])
             try:
                 transform = values[f"{CALIBRATION}.extrinsic.transform"]
@@ -115,14 +130,18 @@ class WaymoV2Converter:
             if name is None:
                 writer.problem(where, f"row {row}, {CAMERA}", "1 to 8, or a camera's name", f"{values[CAMERA]!r}")
                 continue
+            if name in found:
+                writer.problem(where, f"row {row}, {CAMERA}", "each camera once", f"a second {name}")
+                continue
             found[name] = calibration
         return found
 
-    def _frames(self, path: Path, writer: EpisodeWriter) -> dict[int, WaymoFrame]:
+    def _frames(self, path: Path, segments: dict[str, str], writer: EpisodeWriter) -> dict[int, WaymoFrame]:
         column = f"{POSE}.world_from_vehicle.transform"
         frames: dict[int, WaymoFrame] = {}
-        for row, values in _rows(path, [TIME, column], writer):
+        for row, values in _rows(path, [TIME, column], writer, [SEGMENT]):
             where = f"{path.parent.name}/{path.name}"
+            _note_segment(values, f"{where}, row {row}", segments)
             time = values[TIME]
             if not isinstance(time, int) or time in frames:
                 expected, found = "a time that no other row has", f"{time!r}"
@@ -140,12 +159,13 @@ class WaymoV2Converter:
         unit: str,
         frames: dict[int, WaymoFrame],
         calibrations: Mapping[str, Calibration],
+        segments: dict[str, str],
         writer: EpisodeWriter,
     ) -> str | None:
         """Writes the images and adds them to their frames; returns the segment's name."""
         columns = [SEGMENT, TIME, CAMERA, f"{IMAGE}.image"]
         optional = [f"{IMAGE}.pose.transform", *_VELOCITY, *_TIMES]
-        segments: set[str] = set()
+        claimed: set[str] = set()
         for row, values in _rows(path, columns, writer, optional):
             name, time, segment = camera_name(values[CAMERA]), values[TIME], values[SEGMENT]
             where = f"row {row}"
@@ -158,13 +178,12 @@ class WaymoV2Converter:
             elif name in frames[time].images:
                 writer.problem(unit, f"{where}, {CAMERA}", "each camera once in a frame", f"a second {name}")
             elif writer.claim(segment, unit):
-                segments.add(segment)
+                claimed.add(segment)
+                _note_segment(values, f"{unit}, {where}", segments)
                 if name in self._names:
                     image = self._image(values, name, f"{unit}, {where}, {name}", calibrations.get(name), writer)
                     frames[time].images[name] = image
-        if len(segments) > 1:
-            writer.problem(unit, SEGMENT, "one segment a file", f"{sorted(segments)[:3]}")
-        return min(segments, default=None)
+        return min(claimed, default=None)
 
     def _image(
         self,
@@ -199,6 +218,18 @@ class WaymoV2Converter:
             pose=pose,
             velocity=velocity,
         )
+
+
+def _place(name: str) -> str:
+    """A component's file without its component: the split, where there is one, and the segment's file."""
+    path = Path(name)
+    return (path.parent.parent / path.name).as_posix()
+
+
+def _note_segment(values: Mapping[str, Any], where: str, segments: dict[str, str]) -> None:
+    """Notes where a segment's name was read first."""
+    if isinstance(name := values.get(SEGMENT), str):
+        segments.setdefault(name, where)
 
 
 def _rows(

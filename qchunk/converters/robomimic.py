@@ -37,6 +37,7 @@ from qchunk.converters.recording import (
 from qchunk.data.conventions import SUCCESS_REWARD, ends_by_rewards, terminations
 from qchunk.data.readers.aloha import natural_order
 from qchunk.data.readers.hdf5 import (
+    HERE,
     UNREADABLE,
     Refused,
     members,
@@ -213,12 +214,25 @@ class RobomimicReader:
         """Images to keep, key to name, and observations that are left out: those that any episode has.
 
         An episode without one of the images is bad, which `read` says.
+
+        Raises:
+          DataError: A link leads to one that may be a camera, in each episode that has it.
+          ConfigError: A camera that was asked for is none.
         """
-        observations, cameras = set[str](), set[str]()
+        observations, cameras, refused = set[str](), set[str](), dict[str, str]()
         for demo in self._demos:
             found = self._observations(demo)
             observations.update(found)
-            cameras.update(key for key in found if key not in cameras and self._is_camera(f"data/{demo}/obs/{key}"))
+            for key in (key for key in found if key not in cameras):
+                path = f"data/{demo}/obs/{key}"
+                if (problem := self._elsewhere(path)) is not None:
+                    refused.setdefault(key, f"{self._name}/{path}: {problem}")
+                if self._is_camera(path):
+                    cameras.add(key)
+        asked = set(self._settings.cameras) or observations - set(self._keys)
+        lost = [refused[key] for key in sorted(asked & refused.keys() - cameras)]
+        if lost and self._settings.images != "none":
+            raise DataError(*lost, "Put the data there, name other --camera, or leave images out with --images none")
         unknown = sorted(set(self._settings.cameras) - cameras)
         if unknown:
             raise ConfigError(f"{self._name}: there are no cameras {unknown}; it has {sorted(cameras)}")
@@ -226,6 +240,14 @@ class RobomimicReader:
         if self._settings.images == "none":
             chosen = {}
         return chosen, sorted(observations - set(chosen) - set(self._keys))
+
+    def _elsewhere(self, path: str) -> str | None:
+        """What is wrong with an array to which a link leads; None where none does."""
+        try:
+            resolve(self._file, path)
+        except Refused as refused:
+            return f"expected {refused.expected}, found {refused.found}" if refused.expected.startswith(HERE) else None
+        return None
 
     def _is_camera(self, path: str) -> bool:
         try:

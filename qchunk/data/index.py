@@ -30,7 +30,7 @@ from qchunk.data.readers.report import EpisodeReport, GoodEpisodes, from_json
 from qchunk.data.relabel import single_task
 from qchunk.data.selection import Selection, select
 
-INDEX_VERSION = 10
+INDEX_VERSION = 11
 SECONDS_BETWEEN_LINES = 10.0
 
 

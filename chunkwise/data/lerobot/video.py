@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import UInt8
 
-from chunkwise.data.images import decode, require_pixels
+from chunkwise.data.images import decode, require_pixels, require_upright
 from chunkwise.data.lerobot.meta import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, meta_files
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError, one_line
@@ -24,6 +24,8 @@ from chunkwise.files.trouble import TRIES, is_system_error, retried
 
 OPEN_FILES = 16
 """Video files kept open, each with its decoder (about 10 MB at 480 x 640)."""
+HEAD = 1 << 16
+"""Bytes of an image in which its EXIF data begin: the largest segment of a JPEG."""
 TABLES = 65_536
 """Tables whose layout is remembered; LeRobot 2.1 writes one an episode."""
 IMAGE_BYTES = 1 << 29
@@ -297,6 +299,12 @@ class LeRobotImages:
         return video
 
     def _image_bytes(self, episode: EpisodeMeta, frame: int, camera: str) -> bytes:
+        """The encoded image; its pixels lie upright, which LeRobot's own reader would turn by their EXIF tag."""
+        data = self._stored_bytes(episode, frame, camera)
+        require_upright(data[:HEAD], f"episode {episode.index}, {camera}, row {frame}")
+        return data
+
+    def _stored_bytes(self, episode: EpisodeMeta, frame: int, camera: str) -> bytes:
         """The encoded image: inside the table's row, or in the file that the row or the v2.1 layout names."""
         table = self._tables.get(episode.file)
         name = DEFAULT_IMAGE_PATH.format(image_key=camera, episode_index=episode.index, frame_index=frame)

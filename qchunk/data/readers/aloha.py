@@ -335,7 +335,7 @@ class ImageFile:
         dataset, expected = self._dataset(name), self._expected(name)
         is_jpeg(dataset) if name.startswith(f"{COLOUR}/") else require_depth(dataset)
         shape = (self._report.length, expected.height, expected.width)
-        if dataset.shape[:3] != shape or str(dataset.dtype) != expected.dtype:
+        if dataset.shape[:3] != shape or str(dataset.dtype.newbyteorder("=")) != expected.dtype:
             raise Refused(f"{expected.dtype} of {shape} in {name}", f"{dataset.dtype} of {dataset.shape}")
         return blocks(dataset)
 

@@ -22,6 +22,7 @@ from chunkwise.data.threads import Workers
 from chunkwise.errors import DataError, one_line
 from chunkwise.files import budget
 from qchunk.data.readers.hdf5 import (
+    IMAGES,
     UNREADABLE,
     Refused,
     members,
@@ -78,7 +79,7 @@ def is_jpeg(dataset: h5py.Dataset) -> bool:
     Raises:
       Refused: It is neither, or reading it is not safe, or it contradicts the file's attribute `compress`.
     """
-    require_readable(dataset, kinds="uS")
+    require_readable(dataset, kinds=IMAGES)
     shape, kind = dataset.shape, dataset.dtype.kind
     raw = len(shape) == 4 and shape[3] == 3 and dataset.dtype == np.uint8
     rows = (len(shape) == 2 and dataset.dtype == np.uint8) or (len(shape) == 1 and kind == "S")
@@ -87,17 +88,26 @@ def is_jpeg(dataset: h5py.Dataset) -> bool:
     if raw:
         _require_pixels(shape)
     declared = read_attribute(dataset.file, "compress")
+    if isinstance(declared, bytes | str):
+        text = declared.decode(errors="replace") if isinstance(declared, bytes) else declared
+        if (word := text.strip().lower()) not in _WORDS:
+            raise Refused("the attribute compress as true or false", repr(text[:40]))
+        declared = _WORDS[word]
     if declared is not None and bool(declared) != rows:
         found = f"{'JPEG rows' if rows else 'pixels'} of shape {shape}"
         raise Refused(f"{'JPEG rows' if declared else 'pixels'}, as the attribute compress={declared} says", found)
     return rows
 
 
+_WORDS = {"true": True, "1": True, "false": False, "0": False}
+"""Of the attribute `compress`, where it is a text."""
+
+
 def require_depth(dataset: h5py.Dataset) -> None:
     """Raises Refused unless the dataset holds depth maps that are safe to read."""
     require_readable(dataset)
     shape = dataset.shape
-    if len(shape) != 3 or dataset.dtype not in (np.uint16, np.float32, np.uint8):
+    if len(shape) != 3 or dataset.dtype.newbyteorder("=") not in (np.uint16, np.float32, np.uint8):
         raise Refused("depth maps [T, h, w] of uint16, float32 or uint8", f"{dataset.dtype} of {shape}")
     _require_pixels(shape)
 
@@ -231,7 +241,7 @@ def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> ImageRe
         return _examine_jpegs(read_jpegs(dataset), workers)
     digest = hashlib.sha256()
     for first, block in blocks(dataset):
-        digest.update(np.ascontiguousarray(block).data)
+        digest.update(np.ascontiguousarray(block, block.dtype.newbyteorder("=")).data)
         if block.dtype.kind == "f" and not np.isfinite(block).all():
             row = first + int(np.flatnonzero(~np.isfinite(block).all((1, 2)))[0])
             raise Refused("finite numbers", "NaN or Inf", row=row)
@@ -240,7 +250,7 @@ def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> ImageRe
         encoding="raw",
         height=height,
         width=width,
-        dtype=str(dataset.dtype),
+        dtype=str(dataset.dtype.newbyteorder("=")),
         stored=dataset.nbytes,
         digest=digest.hexdigest(),
     )

@@ -26,6 +26,10 @@ _DEFLATE_MOST = 1032
 """Bytes that deflate can make of one."""
 
 
+HERE = "data stored in this file"
+"""What is expected of arrays: no link leads to them, and their bytes lie in no other file."""
+
+
 class Refused(Exception):
     """A dataset that is not read."""
 
@@ -107,9 +111,14 @@ def _walk(h5: h5py.File, name: str) -> object | None:
         if link is None:
             return None
         if not isinstance(link, h5py.HardLink):
-            raise Refused("data stored in this file", f"{type(link).__name__} at {part!r}")
+            expected = f"{HERE}, at this place of it" if isinstance(link, h5py.SoftLink) else HERE
+            raise Refused(expected, f"{type(link).__name__} at {part!r}")
         node = node[part]
     return node
+
+
+IMAGES = "uS"
+"""Kinds of dtype that colour images have: pixels, or bytes of JPEGs."""
 
 
 def require_readable(dataset: h5py.Dataset, kinds: str = "fiub") -> None:
@@ -125,13 +134,14 @@ def require_readable(dataset: h5py.Dataset, kinds: str = "fiub") -> None:
       Refused: With what is wrong.
     """
     if dataset.external or dataset.is_virtual:
-        raise Refused("data stored in this file", "external storage" if dataset.external else "a virtual dataset")
+        raise Refused(HERE, "external storage" if dataset.external else "a virtual dataset")
     if h5py.check_vlen_dtype(dataset.dtype) is not None and h5py.check_string_dtype(dataset.dtype) is None:
         raise Refused(
             "rows of one length (images: each JPEG padded with zeros)", "rows of their own lengths (h5py.vlen_dtype)"
         )
     if dataset.dtype.kind not in kinds:
-        raise Refused("numbers", f"dtype {dataset.dtype}")
+        expected = "uint8 pixels, or bytes of JPEGs" if kinds == IMAGES else "numbers"
+        raise Refused(expected, f"dtype {dataset.dtype}")
     _require_small(dataset)
 
 

@@ -1,10 +1,12 @@
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from chunkwise.data.images import decode
@@ -182,6 +184,30 @@ class TestV2:
             f"{unit}, row 21, FRONT_LEFT: expected height x width 32 x 48 as in the calibration, found 48 x 32" in text
         )
 
+    @pytest.mark.parametrize("component", ["camera_calibration", "vehicle_pose"])
+    def test_a_component_of_another_segment_is_refused(self, component: str, tmp_path: Path):
+        source = files.write_v2(tmp_path / "training")
+        changed(source / component, lambda table: another(table, slice(2, None)))
+        text = refused(source, "waymo_v2")
+        assert "expected one segment a file, and the same in all three components, found " in text
+        assert f"999_other ({component}/{SEGMENT}.parquet, row 2)" in text
+
+    def test_a_camera_that_is_calibrated_twice_is_refused(self, tmp_path: Path):
+        source = files.write_v2(tmp_path / "training")
+        changed(source / "camera_calibration", lambda table: pa.concat_tables([table, table.slice(1, 1)]))
+        text = refused(source, "waymo_v2")
+        assert f"camera_calibration/{SEGMENT}.parquet: row 5, key.camera_name: expected each camera once, " in text
+
+    def test_segments_without_images_are_told(self, tmp_path: Path):
+        source = files.write_v2(tmp_path / "set" / "training").parent
+        for component in ("camera_calibration", "vehicle_pose"):
+            folder = source / "training" / component
+            (folder / "222_other.parquet").write_bytes((folder / f"{SEGMENT}.parquet").read_bytes())
+        said: list[str] = []
+        convert(source, tmp_path / "out", format="waymo_v2", report=said.append)
+        told = "left out, since there are no images of them: 1 (training/222_other.parquet)"
+        assert told in "\n".join(said)
+
     def test_missing_and_damaged_components(self, tmp_path: Path):
         source = files.write_v2(tmp_path / "training")
         calibration = source / "camera_calibration" / f"{SEGMENT}.parquet"
@@ -196,6 +222,19 @@ class TestV2:
         assert f"expected the columns ['{IMAGE}.image'], found ['key.segment_context_name'" in refused(
             source, "waymo_v2"
         )
+
+
+def changed(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    file = folder / f"{SEGMENT}.parquet"
+    pq.write_table(change(pq.read_table(file)), file)
+
+
+def another(table: pa.Table, rows: slice) -> pa.Table:
+    """The table, of whose rows some say another segment."""
+    names = table["key.segment_context_name"].to_pylist()
+    names[rows] = ["999_other"] * len(names[rows])
+    column = "key.segment_context_name"
+    return table.set_column(table.schema.get_field_index(column), column, [names])
 
 
 class TestV1:

@@ -1,3 +1,4 @@
+import io
 import json
 import re
 from collections.abc import Callable
@@ -8,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from chunkwise.data.convert import Jobs
 from chunkwise.errors import ConfigError, DataError
@@ -64,6 +66,21 @@ def test_a_bad_episode_of_a_hundred_is_left_out_where_that_is_asked_for(tmp_path
     skipped = json.loads((tmp_path / "out/dataset.json").read_text())["skipped"]
     assert (skipped["bad"], skipped["of"]) == (1, 100)
     assert "episode 7" in skipped["problems"][0]
+
+
+def test_an_image_that_viewers_turn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """LeRobot's own reader turns it, too; taken as it is stored it would lie on its side."""
+
+    def turned(image: np.ndarray) -> bytes:
+        exif, file = Image.Exif(), io.BytesIO()
+        exif[0x0112] = 6
+        Image.fromarray(image).save(file, "PNG", exif=exif)
+        return file.getvalue()
+
+    monkeypatch.setattr(lerobot_files, "png", turned)
+    root = lerobot_files.write_v21(tmp_path / "set", lerobot_files.record(), storage="image")
+    text = refused(root, tmp_path / "out")
+    assert re.search("episode 0, .*, row 0: .*pixels that are stored upright, found EXIF orientation 6", text)
 
 
 def test_keys_that_are_not_there(tmp_path: Path):

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from chunkwise.data.images import decode
 from chunkwise.envs.suites import robomimic as robomimic_env
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, DataError
 from qchunk.config import DataConfig
 from qchunk.convert import convert
 from qchunk.converters.robomimic import DEFAULT_KEYS
@@ -224,6 +225,36 @@ def test_data_outside_the_file_and_sizes_that_are_not_there(tmp_path: Path):
     text = refused(source, tmp_path / "out")
     assert "demo_0: actions: expected data stored in this file, found ExternalLink at 'actions'" in text
     assert "demo_1: actions: expected at most 8192 MiB" in text
+
+
+@pytest.mark.parametrize("kind", ["external", "soft", "virtual"])
+def test_a_camera_that_lies_elsewhere_is_not_left_out_in_silence(kind: str, tmp_path: Path):
+    """Unless no images are asked for, or another episode has it in its place, of which this one is bad."""
+    source = write_robomimic(tmp_path / "a.hdf5", {f"demo_{i}": demo(5, i, images=True) for i in range(2)})
+    link = {"external": h5py.ExternalLink("b.hdf5", "/x"), "soft": h5py.SoftLink("/data/demo_0/actions")}
+    found = {"external": "ExternalLink at 'agentview_image'", "soft": "SoftLink at 'agentview_image'"}
+    with h5py.File(source, "r+") as h5:
+        for name in ("demo_0", "demo_1"):
+            obs = h5[f"data/{name}/obs"]
+            assert isinstance(obs, h5py.Group)
+            del obs["agentview_image"]
+            if kind == "virtual":
+                obs.create_virtual_dataset("agentview_image", h5py.VirtualLayout((5, 8, 8, 3), "u1"))
+            else:
+                obs["agentview_image"] = link[kind]
+    said = f"demo_0.*obs/agentview_image: expected data stored in .*found {found.get(kind, 'a virtual dataset')}"
+    for cameras in ({}, {"agentview_image": "cam_high"}):
+        with pytest.raises(DataError, match=said):
+            convert(source, tmp_path / "out", settings=settings(cameras=cameras))
+    convert(source, tmp_path / "none", settings=settings(images="none"))
+    convert(source, tmp_path / "other", settings=settings(cameras={"robot0_eye_in_hand_image": "hand"}))
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    content = demo(5, 0)
+    content["obs/agentview_image"] = np.zeros((5, 8, 8, 3), np.float32)
+    convert(write_robomimic(tmp_path / "a.hdf5", {"demo_0": content}), tmp_path / "out", settings=settings())
+    assert re.search("; left out: .*agentview_image", capsys.readouterr().out)
 
 
 def test_the_environment_shows_what_a_converted_file_holds():

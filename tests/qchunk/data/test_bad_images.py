@@ -192,7 +192,7 @@ BAD: dict[Callable[[h5py.File], None], str] = {
     short: ", row 5: expected 6 rows, as many as the episode has frames, found 5 rows",
     pixels_said_to_be_jpeg: ": expected JPEG rows, as the attribute compress=True says, found pixels of shape",
     gray: ": expected uint8 pixels [T, h, w, 3], or one row of JPEG bytes a frame, found uint8 of (6, 24, 32)",
-    floats: ": expected numbers, found dtype float32",
+    floats: ": expected uint8 pixels, or bytes of JPEGs, found dtype float32",
     vlen: ": expected rows of one length (images: each JPEG padded with zeros), found rows of their own lengths",
     png: ", row 0: expected a JPEG, as cv2.imencode('.jpg', ...) writes it, found a PNG",
     huge: ": expected at most 8192 MiB (arrays that are read from one file, once they are unpacked), found 878",
@@ -218,7 +218,9 @@ def test_every_problem_is_in_one_report(tmp_path: Path):
     text = "\n".join(str(problem) for problem in problems)
     for spoil, words in BAD.items():
         assert f"{spoil.__name__}.hdf5: {HIGH}{words}" in text, spoil.__name__
-    expected = "linked_group.hdf5: /observations/images: expected data stored in this file, found SoftLink at 'images'"
+    expected = (
+        "linked_group.hdf5: /observations/images: expected data stored in this file, at this place of it, found S"
+    )
     assert expected in text
     assert "episode_0.hdf5" not in text.replace("found ", "")
     # The cameras beside it are good, except where the table of lengths is everyone's.
@@ -358,3 +360,24 @@ def test_lengths_are_those_of_the_table_even_with_bytes_behind(tmp_path: Path):
         replace(h5, HIGH, rows)
         cut = aloha_images.read_jpegs(h5[HIGH])  # pyright: ignore[reportArgumentType]
     assert [bytes(cut[i]) for i in range(6)] == found["cam_high"]
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("False", "expected pixels, as the attribute compress=False says, found JPEG rows of shape"),
+        (b"0", "expected pixels, as the attribute compress=False says, found JPEG rows of shape"),
+        ("jpeg", "expected the attribute compress as true or false, found 'jpeg'"),
+        ("True", None),
+        (b"1", None),
+    ],
+)
+def test_a_word_for_compress_is_read_as_one(said: str | bytes, refused: str | None, tmp_path: Path) -> None:
+    """Any text is true to Python."""
+    root = dataset(tmp_path, lengths=(6, 6))
+    for file in root.iterdir():
+        with h5py.File(file, "r+") as h5:
+            h5.attrs["compress"] = said
+    cfg = DataConfig(path=str(root), cameras=CAMERAS)
+    text = "\n".join(map(str, select(index.read_index(cfg), cfg).problems))
+    assert refused in text if refused else not text

@@ -148,6 +148,24 @@ def test_shapes_cameras_and_dims(tmp_path: Path):
     assert dims(config(root)).image_size is None
 
 
+@pytest.mark.parametrize("kind", [">u2", ">f4"])
+def test_depth_of_the_other_byte_order_is_the_same(kind: str, tmp_path: Path):
+    here, there = dataset(tmp_path / "here", lengths=(6, 6), depth=True), tmp_path / "there"
+    dataset(there, lengths=(6, 6), depth=True)
+    name = "/observations/images_depth/cam_high"
+    for root, order in ((here, False), (there, True)):
+        for file in root.iterdir():
+            with h5py.File(file, "r+") as h5:
+                maps = np.asarray(h5[name]).astype(np.dtype(kind) if order else np.dtype(kind).newbyteorder("="))
+                del h5[name]
+                h5[name] = maps
+    for size in (None, (HEIGHT // 2, WIDTH // 4)):
+        settings: dict[str, Any] = {"depth_cameras": ("cam_high",), "episodes_per_epoch": 2, "image_size": size}
+        one, other = (Pool(config(root, **settings), 0, 0).transition(0, 3)["observations"] for root in (here, there))
+        np.testing.assert_array_equal(one["depth_images"], other["depth_images"], strict=True)
+    assert other["depth_images"].dtype.isnative
+
+
 def test_depth_is_the_nearest_pixel(tmp_path: Path):
     root = dataset(tmp_path, lengths=(6, 6), depth=True)
     settings: dict[str, Any] = {"depth_cameras": ("cam_high",), "episodes_per_epoch": 2}

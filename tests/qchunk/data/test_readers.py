@@ -221,11 +221,11 @@ class TestAloha:
         text = refused(tmp_path)
         for name, found in (
             ("external", "external storage"),
-            ("soft", "SoftLink at 'action'"),
             ("link", "ExternalLink at 'action'"),
             ("virtual", "a virtual dataset"),
         ):
             assert f"{name}.hdf5: /action: expected data stored in this file, found {found}" in text
+        assert "soft.hdf5: /action: expected data stored in this file, at this place of it, found SoftLink at" in text
 
     def test_a_declared_size_that_is_not_in_the_file_is_refused_unread(self, tmp_path: Path):
         dataset(tmp_path, lengths=(6, 6))
