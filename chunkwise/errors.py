@@ -106,4 +106,6 @@ def require_equal(saved: dict[str, Any], current: dict[str, Any], what: str) -> 
     if keys:
         lines = [f"  {key}: saved {saved.get(key)!r}, now {current.get(key)!r}" for key in keys[:20]]
         more = [f"  and {len(keys) - 20} more"] if len(keys) > 20 else []
+        if any(key.endswith("train.steps") for key in keys):
+            more += ["  (train.steps may change where optim.schedule is constant; another ends where it was begun to)"]
         raise MismatchError(f"{what}:", *lines, *more, "Undo these, or start anew in another folder")

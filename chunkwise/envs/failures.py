@@ -72,6 +72,16 @@ def require_cameras(what: str, images: Mapping[str, Any], cameras: Collection[st
         raise DataError(f"{what} shows {found}; expected {', '.join(missing)} too, which cameras name")
 
 
+def require_rgb(what: str, images: Mapping[str, Any], cameras: Collection[str]) -> None:
+    """Raises DataError, as `require_cameras` and where a camera that was asked for gives no uint8 [h, w, 3]."""
+    require_cameras(what, images, cameras)
+    for name in cameras:
+        image = np.asarray(images[name])
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            found = f"{image.dtype} {list(image.shape)}"
+            raise DataError(f"{what} shows the camera {name!r} as {found}; expected uint8 [h, w, 3], RGB in 0..255")
+
+
 def _compare(what: str, first: dict[str, tuple[int, ...]], observation: Mapping[str, Any]) -> None:
     """Raises RunError where names are missing or shapes are others than the first ones, which it notes."""
     found = {name: np.shape(value) for name, value in observation.items()}

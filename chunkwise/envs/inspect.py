@@ -26,7 +26,7 @@ import numpy as np
 from chunkwise.cli import command
 from chunkwise.envs import environment
 from chunkwise.envs.environment import Environment, EnvSpec, Observation, copies, executed, prompt_of
-from chunkwise.envs.failures import Shapes, require_cameras, require_finite, require_observed
+from chunkwise.envs.failures import Shapes, require_finite, require_observed, require_rgb
 from chunkwise.envs.names import FORMS, spec_named
 from chunkwise.envs.workers import require_step, told
 from chunkwise.errors import ConfigError, DataError, RunError
@@ -140,7 +140,7 @@ def inspect(name: str, spec: EnvSpec, *, seed: int, steps: int) -> tuple[Report,
     first = list(played(name, env, seed, steps))
     seconds = time.perf_counter() - began
     images = env.images()
-    require_cameras(name, images, spec.cameras)
+    require_rgb(name, images, spec.cameras)
     began = time.perf_counter()
     for one in range(5):
         env.reset(seed + 1000 + one)

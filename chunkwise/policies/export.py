@@ -67,6 +67,7 @@ def export(parts: Exportable, out: Path, *, rows: int = 1, platforms: Sequence[s
         "rows": rows,
         "platforms": list(platforms),
         "inputs": {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in parts.inputs.items()},
+        "order": {name: list(cameras) for name, cameras in parts.order.items()},
         "normalised": {name: _numbers(affine) for name, affine in parts.normalised.items()},
         "actions": _numbers(parts.actions),
         "seed": parts.seed,

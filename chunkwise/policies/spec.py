@@ -83,6 +83,8 @@ class Exportable:
     seed: str | None
     """Input that seeds what is drawn in the program; None where nothing is."""
     spec: Spec
+    order: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Input with an axis of cameras, and their names along it."""
     noise: str | None = None
     """Input that is normal noise, drawn from the seed where an observation has none."""
     defaults: Mapping[str, bool | float] = dataclasses.field(default_factory=dict)

@@ -306,7 +306,8 @@ class WaypointPolicy(policy.Policy[Prepared]):
     def exportable(self) -> Exportable:
         """Inputs: as the model sees them, `tasks.waypoints.inputs`; nothing is drawn."""
         data, past = self.config.data, len(_MOTION) * len(PAST_S)
-        views = len(self.config.views or data.cameras)
+        seen = self.config.views or data.cameras
+        views = len(seen)
         calibration: dict[str, tuple[tuple[int, ...], str]] = {
             "intrinsics": ((views, 3, 3), "float32"),
             "extrinsics": ((views, 4, 4), "float32"),
@@ -325,6 +326,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
                 "known_motion": ((len(_MOTION) + past,), "bool"),
             },
             normalised={},
+            order={"images": seen, "image_valid": seen},
             actions=identity(2),
             seed=None,
             ranges={

@@ -285,8 +285,11 @@ class RolloutConfig:
         """Raises ValueError for settings that have no effect with, or without, the objective ppo."""
         if self.objective != "ppo":
             if self.ppo != PpoConfig():
+                fields = [field.name for field in dataclasses.fields(PpoConfig)]
+                pairs = [(name, getattr(self.ppo, name), getattr(PpoConfig(), name)) for name in fields]
+                said = "; ".join(f"{name} is {own}, by default {usual}" for name, own, usual in pairs if own != usual)
                 raise ValueError(
-                    f"rollout.ppo is {self.ppo} and rollout.objective {self.objective!r}, which has no use for it; "
+                    f"rollout.ppo is set and rollout.objective {self.objective!r}, which has no use for it ({said}); "
                     "expected the defaults, or the objective 'ppo'"
                 )
             return

@@ -21,7 +21,7 @@ from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Environment, Observation, copies
-from chunkwise.envs.failures import Shapes, require_cameras
+from chunkwise.envs.failures import Shapes, require_rgb
 from chunkwise.envs.recorder import record_whole
 from chunkwise.envs.workers import Reset, Run, Start, Stretch, answer, looked
 from chunkwise.errors import ConfigError
@@ -64,7 +64,7 @@ def demonstrate(config: OpenpiRiptConfig, *, begun: bool = False) -> None:
     assert settings is not None
     assert env is not None
     tasks = tasks_of(env)
-    names = ", ".join(task.name for task in tasks)
+    names = ", ".join(task.name for task in tasks if task.name) or env.suite
     panda = env.suite == ROBOSUITE
     of = "robosuite's Lift" if panda and names == "Lift" else f"{env.suite} {names}"
     shown = {key: env.cameras[name] for name, key in config.data.cameras.items()}
@@ -222,7 +222,7 @@ def _recorded(
 ) -> Recorded:
     env = config.env
     assert env is not None
-    require_cameras(f"{env.suite} {task.name}", frames[0], shown.values())
+    require_rgb(f"{env.suite} {task.name}".strip(), frames[0], shown.values())
     state = np.stack([policy_state(frame, env.state, env.state_function) for frame in frames])
     columns = {
         config.data.state_key: adapter.simulated_state(state).astype(np.float32),

@@ -1,7 +1,7 @@
 """Whether a policy can act in its environment, which is asked before anything is trained."""
 
 from chunkwise.envs.environment import Environment
-from chunkwise.envs.failures import require_cameras
+from chunkwise.envs.failures import require_rgb
 from chunkwise.envs.workers import Reset, Start, answer
 from chunkwise.errors import ConfigError
 from openpi_ript.config.data import RobotConfig
@@ -32,7 +32,7 @@ def require_fit(config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> floa
     Raises:
       ConfigError: The environment cannot be made, as its task or a camera is unknown, or its state or actions are of
         another width.
-      DataError: The adapter takes no state of this width, or a camera is not shown.
+      DataError: The adapter takes no state of this width, or a camera is not shown, or not as RGB.
       RunError: A camera gives no image.
     """
     names, rates = names_of(config), []
@@ -49,7 +49,7 @@ def require_fit(config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> floa
 def _compare(world: Environment, where: str, config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> None:
     start = answer(world, Reset(0), every_frame=False, images=bool(config.cameras))
     assert isinstance(start, Start)
-    require_cameras(f"env {where}", start.observation, config.cameras.values())
+    require_rgb(f"env {where}", start.observation, config.cameras.values())
     width = adapter.simulated_state(policy_state(start.observation, config.state, config.state_function)).shape[-1]
     if width != robot.state_dim:
         raise ConfigError(

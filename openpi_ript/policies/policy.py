@@ -303,6 +303,7 @@ class Policy(policy.Policy[Prepared]):
             inputs=inputs,
             normalised={"state": self._to_openpi.state},
             actions=self._to_openpi.action,
+            order={"images": self._inputs.cameras, "image_mask": self._inputs.cameras} if cameras else {},
             seed=None,
             noise="noise",
             defaults=defaults,

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -87,6 +88,11 @@ def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) ->
     all_by = f"python -m qchunk.inspect {data.path} --json"
     if data.on_bad == "refuse":
         hint = "Repair or remove these files, or set --data.on-bad skip to leave out up to 1 % of the episodes."
+        if not selection.reports and _all_alike(selection):
+            hint = (
+                "It is so in each episode: rather the config than the files is to be changed (data.cameras, "
+                "data.depth_cameras, data.observation, data.action, data.format)."
+            )
         raise refuse(selection.problems, hint, all_by=all_by)
     if data.format == "ogbench_npz" and (uncut := [name for name in selection.bad if name.endswith(".npz")]):
         hint = f"{', '.join(uncut[:3])}: cannot be cut into episodes, which alone data.on_bad=skip leaves out."
@@ -103,6 +109,12 @@ def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) ->
         if bad > MAX_SKIPPED * (bad + good):
             notes.append(f"  {bad} of the {bad + good} of {folder}, whose weight the other {good} bear alone")
     notes.extend(f"  {line}" for line in list_problems(selection.problems, all_by=all_by))
+
+
+def _all_alike(selection: Selection) -> bool:
+    """Whether several episodes lack the same, and nothing else is wrong with any."""
+    reasons = Counter((problem.key, problem.expected) for problem in selection.problems)
+    return len(selection.bad) > 1 and set(reasons.values()) == {len(selection.bad)}
 
 
 def dataset_files(data: DataConfig) -> Files:

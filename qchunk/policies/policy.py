@@ -305,6 +305,11 @@ class QChunkPolicy(policy.Policy[Prepared]):
             inputs=inputs,
             normalised={"state": self._observation_norm},
             actions=self._action_norm,
+            order={
+                name: cameras
+                for name, cameras in (("images", self.cameras), ("depth_images", self._depth))
+                if name in inputs
+            },
             seed="seed",
             spec=self.spec,
         )

@@ -39,6 +39,12 @@ def test_a_setting_that_was_changed_added_or_taken_away_is_listed(saved: dict, c
     require_equal(saved, dict(reversed(saved.items())), "the same")
 
 
+@pytest.mark.parametrize("key", ["train.steps", "config.train.steps"])
+def test_when_a_run_may_be_lengthened_is_said(key: str):
+    with pytest.raises(MismatchError, match=r"train.steps may change where optim.schedule is constant"):
+        require_equal({key: 300}, {key: 400}, "much")
+
+
 def test_twenty_of_many_are_listed_and_the_rest_counted():
     with pytest.raises(MismatchError) as refused:
         require_equal({}, {f"key_{i:02}": i for i in range(23)}, "much")

@@ -71,6 +71,11 @@ class Two(Countdown):
         return super().reset(seed), {}
 
 
+class Grey(Countdown):
+    def images(self) -> Any:
+        return {"top": np.zeros((4, 6), np.uint8)}
+
+
 class Dark(Countdown):
     def images(self) -> Any:
         return {"depth": np.full((2, 2), np.nan if self.t else 0, np.float32)}
@@ -132,6 +137,11 @@ def test_an_environment_made_anew_that_is_another_is_found(capsys: pytest.Captur
             ("--env", f"{HERE}:Two"),
             65,
             "Two, reset with seed 0 gave a tuple; expected a dict of arrays by name, the fi",
+        ),
+        (
+            ("--env", f"{HERE}:Grey", "--camera", "top"),
+            65,
+            "Grey shows the camera 'top' as uint8 [4, 6]; expected ui",
         ),
         (("--env", f"{HERE}:Dark"), 65, "Dark, step 1 observed 'depth' with 4 of 4 numbers not finite"),
     ],

@@ -1,6 +1,7 @@
 """An environment that the policy cannot act in is refused before anything is trained."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,6 +77,25 @@ def test_a_prompt_that_no_frame_has_is_told(prompt: str, said: bool, tmp_path: P
 def test_what_does_not_fit_is_named(env: EnvConfig, robot: RobotConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         require_fit(env, robot, OWN)
+
+
+class Flat(PointEnv):
+    """Its camera gives bytes of another shape than an image's."""
+
+    shape: ClassVar[tuple[int, ...]] = ()
+
+    def images(self) -> Observation:
+        return {"top": np.zeros(self.shape, np.uint8)}
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (4, 6, 1), (4, 6, 4), (3, 4, 6)])
+def test_a_camera_of_another_shape_is_named_before_training(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flat, "shape", shape)
+    said = rf"Flat.* shows the camera 'top' as uint8 {re.escape(str(list(shape)))}; expected uint8 \[h, w, 3\], RGB"
+    with pytest.raises(DataError, match=said):
+        require_fit(point(suite=f"{__name__}:Flat", cameras={"base_0_rgb": "top"}), ROBOT, OWN)
 
 
 class Blind(PointEnv):

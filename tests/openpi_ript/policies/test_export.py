@@ -1,5 +1,6 @@
 """A policy of openpi_ript as files: the same actions as the policy in this process, from ids and raw numbers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def first(tree: Any) -> Any:
 def test_an_export_acts_alike(acting: Policy, tmp_path: Path):
     export(acting.exportable(), tmp_path / "out", platforms=["cpu"])
     act: Any = runner.load(tmp_path / "out")
+    order = json.loads((tmp_path / "out/spec.json").read_text())["order"]
+    assert order["images"] == ["base_0_rgb", "left_wrist_0_rgb"], "as `seen` stacks them"
     both, tokenizer = seen(1), PromptTokenizer(tmp_path / "out/tokenizer.model", acting.config.model.prompt_tokens)
     asked, given = first(both[0]), first(both[1])
     tokens, mask = tokenizer.encode(PROMPT)

@@ -204,6 +204,15 @@ BAD: dict[Callable[[h5py.File], None], str] = {
 }
 
 
+def test_cameras_that_no_episode_has_are_no_reason_to_remove_files(tmp_path: Path):
+    root = dataset(tmp_path, lengths=(6, 7, 8))
+    told = report(root, cameras=("cam_high", "front")).splitlines()
+    assert told[-1].startswith("It is so in each episode: rather the config than the files is to be changed (data.cam")
+    with h5py.File(root / "episode_1.hdf5", "r+") as h5:
+        del h5[HIGH]
+    assert report(root, cameras=("cam_high", "front")).splitlines()[-1].startswith("Repair or remove these files, or")
+
+
 def test_every_problem_is_in_one_report(tmp_path: Path):
     dataset(tmp_path, lengths=(6, 6))
     for number, spoil in enumerate(BAD):

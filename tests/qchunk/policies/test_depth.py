@@ -110,6 +110,7 @@ def test_a_policy_is_asked_with_depth_as_it_was_trained_with(root: Path, run: Pa
     one = policy.infer({"state": states[1], "depth": {"cam_high": depth[1]}})["actions"]
     np.testing.assert_allclose(one[0, 0], nearest[1].mean() / FAR, rtol=1e-5)
     assert policy.exportable().inputs["depth_images"] == ((1, *SIZE), "uint16")
+    assert policy.exportable().order == {"depth_images": ("cam_high",)}
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,7 @@ def test_a_robots_images_are_shrunk_as_the_recorded_jpegs_were(seeing: tuple[Pat
     policy = load_policy(run)
     assert isinstance(policy, QChunkPolicy)
     assert "; recorded at 24 x 32, height x width" in policy.spec.observation["image/cam_high"].meaning
+    assert policy.exportable().order == {"images": CAMERAS}, "that of data.cameras, which are not sorted"
     with pytest.warns(UserWarning, match="camera cam_high: images of 18 x 32 .* the recordings have 24 x 32"):
         policy.resized("cam_high", np.zeros((18, 32, 3), np.uint8))
     frames = recorded.scene(9, 5)
