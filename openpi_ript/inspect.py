@@ -219,7 +219,7 @@ class _LeRobotEpisodes:
 
     def open(self) -> Callable[[int], _Seen]:
         meta, every, read = self.meta, numeric_columns(self.meta), tuple(self.read)
-        reader = LeRobotImages(meta, tuple(self.shown))
+        reader = LeRobotImages(meta, tuple(self.shown), upright=False)
 
         @functools.lru_cache(2)
         def tables(file: str, keys: tuple[str, ...]) -> dict[int, EpisodeTable]:

@@ -239,7 +239,8 @@ def _prompt_notes(config: OpenpiRiptConfig, data: TrainingData) -> list[str]:
     from openpi_ript.envs.make import tasks_of  # as in `_make_task`
 
     table = data.table
-    taught = {_plain(table.tasks[index]) for index in np.unique(table.columns["task_index"]).tolist()}
+    tasks = (table.tasks[index] for index in np.unique(table.columns["task_index"]).tolist())
+    taught = {_plain(task if task.strip() else config.data.default_prompt or "") for task in tasks}
     told = dict.fromkeys(task.prompt for task in tasks_of(config.env))
     new = [prompt for prompt in told if _plain(prompt) not in taught]
     if not new:
@@ -253,8 +254,8 @@ def _prompt_notes(config: OpenpiRiptConfig, data: TrainingData) -> list[str]:
 
 
 def _plain(prompt: str) -> str:
-    """A prompt as the tokenizer reads it, without differences of space."""
-    return " ".join(prompt.replace("_", " ").split())
+    """A prompt as the tokenizer reads it."""
+    return prompt.strip().replace("_", " ").replace("\n", " ")
 
 
 def _same_states(given: str, kept: Path) -> bytes:

@@ -165,7 +165,12 @@ def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> 
     Raises:
       DataError: If anything else is missing, too much, of another shape, or not finite; the message lists all of it.
     """
-    shapes, flat = model_shapes(model), by_path(int8.whole(dict(params), np.float32))
+    try:
+        shapes, flat = model_shapes(model), by_path(int8.whole(dict(params), np.float32))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"the checkpoint has matrices in 8 bits whose steps are not one for a channel: {error}"
+        ) from error
     fresh = {name for name in shapes if name not in flat and _may_be_fresh(name) and not _half_of_adapter(name, flat)}
     problems = [f"{name}: missing" for name in sorted(shapes.keys() - flat.keys() - fresh)]
     problems += [f"{name}: not in the model" for name in sorted(flat.keys() - shapes.keys())]

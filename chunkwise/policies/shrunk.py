@@ -118,7 +118,7 @@ class RecordedSizes:
         warnings.warn(
             f"camera {camera}: images of {height} x {width} (height x width), where the recordings have {high} x "
             f"{wide}: resized to {seen[0]} x {seen[1]} they are squeezed otherwise than in training. Send them as the "
-            "camera was recorded, or cropped to that shape",
+            f"camera was recorded, cropped to that shape, or resized whole to {seen[0]} x {seen[1]}",
             stacklevel=2,
         )
 

@@ -39,8 +39,8 @@ _SETTINGS = {
 }
 """Of jax, by which every number may be another, with their defaults."""
 _CODE = "own_code"
-_OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*(?::.*)?")
-"""`module:name`, and what an environment of one's own may be told after it."""
+_OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w./-]*(?::.*)?")
+"""`module:name`, as of a class or an id of Gymnasium's, and what an environment of one's own may be told after it."""
 _INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
 
@@ -115,6 +115,8 @@ def _source(module: str) -> Path | None:
     parts, places = module.split("."), None
     spec = None
     for k in range(len(parts)):
+        if k and places is None:  # a module, which has none inside
+            return None
         spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: k + 1]), places)
         if spec is None:
             return None
@@ -147,8 +149,10 @@ def note(run: Path, step: int, code: Mapping[str, str]) -> None:
             f"resumed with {', '.join(changed)}: the digest may differ from that of a run without the change",
             flush=True,
         )
-    known_code = before[-1].get(_CODE, {}) if before else {}  # a run of an earlier version kept none
-    others = [name for name in code if known_code.get(name, code[name]) != code[name]]
+    # Of the newest start, whether it saved or not: what it played lies there. A run of an earlier version kept none.
+    played = known[-1].get(_CODE, {}) if known else {}
+    others = [name for name in code if played.get(name, code[name]) != code[name]]
+    kept = before[-1].get(_CODE, {}) if before else {}
     if others:
         print(
             f"resumed with other source than before of {', '.join(others)}: what lies in the run's folder, rollouts of "
@@ -156,7 +160,7 @@ def note(run: Path, step: int, code: Mapping[str, str]) -> None:
             flush=True,
         )
     entry = {"step": step} | now | ({_CODE: dict(code)} if code else {})
-    entries = before if before and not changed and not others else [*before, entry]
+    entries = before if before and not changed and kept == dict(code) else [*before, entry]
     if entries != known:
         try:
             write_json(path, entries)

@@ -191,7 +191,12 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
         stats = norm.dataset_stats(table.only(~held) if held.any() else table, config, adapter=adapter)
     to_openpi = _to_openpi(config, stats, adapter)
     found = doubts(table, config, stats, adapter)
-    notes += found.notes
+    turned = tuple(
+        f"{where}: viewers and LeRobot's own reader turn such an image, and it is trained on as it is stored; turn the "
+        "pixels, or take the tag away where they are right as they are"
+        for where in (images.turned.values() if isinstance(images, LeRobotImages) else ())
+    )
+    notes += (*found.notes, *turned)
     rollouts, kept, replaced, by_success = rollouts_of(table, config, starts, held, notes)
     rows, held_rows = (np.flatnonzero(np.repeat(kept & side, table.lengths)) for side in (~held, held))
     if not rows.size or (held.any() and not held_rows.size):
@@ -214,7 +219,7 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
         held_rows=held_rows,
         replaced=replaced,
         notes=tuple(notes),
-        refused=found.refused,
+        refused=(*found.refused, *turned),
         success_tells_apart=by_success,
     )
 
@@ -249,7 +254,7 @@ def _open_source(
         notes += meta.notes
         files.require(file_names(meta, cameras))
         check(files)
-        images = LeRobotImages(meta, cameras, files=files)
+        images = LeRobotImages(meta, cameras, files=files, upright=False)
         table, skipped = load_table(meta, columns_of(config, meta), on_bad=config.on_bad, check=images.check)
         notes += _clock_notes(table, config)
     for name in files.names:  # what was read just now is what was hashed

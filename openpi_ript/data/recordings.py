@@ -49,7 +49,7 @@ class LeRobotRecordings:
         self.names = [f"episode {episode.index}" for episode in self._meta.episodes]
         self._keys = numeric_columns(self._meta)
         self._tables = functools.lru_cache(2)(self._read_tables)
-        self._images = {camera: LeRobotImages(self._meta, [camera]) for camera in self._meta.cameras}
+        self._images = {camera: LeRobotImages(self._meta, [camera], upright=False) for camera in self._meta.cameras}
 
     def examine(self) -> Iterator[tuple[int, EpisodeSummary]]:
         """Reads all tables, and then looks at the images as far as that needs no decoding of all."""
@@ -58,7 +58,7 @@ class LeRobotRecordings:
         for place, table in enumerate(iter_tables(self._meta, self._keys)):
             told.append(_summary(self._meta, table))
             yield place, told[-1]
-        reader = LeRobotImages(self._meta, self._meta.cameras)
+        reader = LeRobotImages(self._meta, self._meta.cameras, upright=False)
         for place, summary in enumerate(told):
             if not summary.problems and (found := reader.check(self._meta.episodes[place].index, last=True)):
                 yield place, dataclasses.replace(summary, problems=tuple(found))

@@ -242,11 +242,21 @@ class RobomimicReader:
         return chosen, sorted(observations - set(chosen) - set(self._keys))
 
     def _elsewhere(self, path: str) -> str | None:
-        """What is wrong with an array to which a link leads; None where none does."""
+        """What is wrong with a link that may lead to a camera's images; None where it does not, or there is none."""
+        above, _, key = path.rpartition("/")
         try:
             resolve(self._file, path)
         except Refused as refused:
-            return f"expected {refused.expected}, found {refused.found}" if refused.expected.startswith(HERE) else None
+            if not refused.expected.startswith(HERE):
+                return None
+            group = self._file[above]
+            link = group.get(key, getlink=True) if isinstance(group, h5py.Group) else None
+            if isinstance(link, h5py.SoftLink):  # followed here alone, to see whether anything is lost
+                target = link.path if link.path.startswith("/") else f"{above}/{link.path}"
+                seems = self._is_camera(target)
+            else:
+                seems = key in self._settings.cameras or "image" in key or "rgb" in key
+            return f"expected {refused.expected}, found {refused.found}" if seems else None
         return None
 
     def _is_camera(self, path: str) -> bool:

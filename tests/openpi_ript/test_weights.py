@@ -201,6 +201,10 @@ def test_weights_in_eight_bits_begin_a_training() -> None:
     fitted = fit_to_model(kept, model, jax.random.key(0))
     assert by_path(fitted).keys() == by_path(random_params(model)).keys()
     again = by_path(int8.kept_in(fitted, "int8"))
+    name = next(name for name in by_path(kept) if name.endswith("/step"))
+    damaged = traverse_util.unflatten_dict(by_path(kept) | {name: np.ones((3, 7), np.float32)}, sep="/")
+    with pytest.raises(DataError, match=r"matrices in 8 bits whose steps are not one for a channel"):
+        fit_to_model(damaged, model, jax.random.key(0))
     for name, leaf in by_path(kept).items():
         (np.testing.assert_array_equal if name.endswith("/int8") else np.testing.assert_allclose)(again[name], leaf)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import UInt8
 
-from chunkwise.data.images import decode, require_pixels, require_upright
+from chunkwise.data.images import decode, orientation, require_pixels, require_upright
 from chunkwise.data.lerobot.meta import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, meta_files
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError, one_line
@@ -202,7 +202,23 @@ class LeRobotImages:
       files: The dataset's, as it was opened; one that changed since is an error when it is read. None: not compared.
     """
 
-    def __init__(self, meta: LeRobotMeta, cameras: Sequence[str], *, files: Files | None = None) -> None:
+    def __init__(
+        self, meta: LeRobotMeta, cameras: Sequence[str], *, files: Files | None = None, upright: bool = True
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+          meta: Of the dataset.
+          cameras: Whose images are read.
+          files: As they were when the dataset was opened; None: they are not compared.
+          upright: Refuses images that their EXIF tag turns, which LeRobot's own reader does; else `turned` names them.
+
+        Raises:
+          DataError: The dataset has no such camera.
+        """
+        self._upright = upright
+        self.turned: dict[str, str] = {}
+        """Of each camera the first such image that was read, in words."""
         self.meta = meta
         self._files = files
         self.cameras = tuple(cameras)
@@ -299,9 +315,13 @@ class LeRobotImages:
         return video
 
     def _image_bytes(self, episode: EpisodeMeta, frame: int, camera: str) -> bytes:
-        """The encoded image; its pixels lie upright, which LeRobot's own reader would turn by their EXIF tag."""
+        """The encoded image; its pixels lie upright where that is asked for."""
         data = self._stored_bytes(episode, frame, camera)
-        require_upright(data[:HEAD], f"episode {episode.index}, {camera}, row {frame}")
+        where = f"episode {episode.index}, {camera}, row {frame}"
+        if self._upright:
+            require_upright(data[:HEAD], where)
+        elif (found := orientation(data[:HEAD])) > 1:
+            self.turned.setdefault(camera, f"{where}: EXIF orientation {found}")
         return data
 
     def _stored_bytes(self, episode: EpisodeMeta, frame: int, camera: str) -> bytes:

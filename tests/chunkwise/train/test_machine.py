@@ -87,9 +87,41 @@ def test_source_of_ones_own_that_is_another_is_said(tmp_path: Path, monkeypatch:
 
 
 def test_a_run_of_before_kept_no_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """From then on it does."""
     machine.note(tmp_path, 0, {})
     machine.note(tmp_path, 30, {"mine:read": "1234"})
+    machine.note(tmp_path, 40, {"mine:read": "1234"})
     assert "resumed" not in capsys.readouterr().out
+    machine.note(tmp_path, 50, {"mine:read": "5678", "mine:Env": "9"})
+    assert "resumed with other source than before of mine:read: " in capsys.readouterr().out
+    assert [step for step, _ in steps(tmp_path)] == [0, 30, 50]
+
+
+@pytest.mark.parametrize("step", [0, 300])
+def test_what_played_and_did_not_save_counts_too(step: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its rollouts lie in the round that was cut off."""
+    if step:
+        machine.note(tmp_path, 0, {"mine:Env": "a"})
+    for source, said in (("a", False), ("b", True), ("a", True), ("a", False)):
+        machine.note(tmp_path, step, {"mine:Env": source})
+        assert ("resumed with other source" in capsys.readouterr().out) == said
+
+
+def test_names_that_are_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def hashed(env: str) -> bool:
+        config = QChunkConfig(
+            train=TrainConfig(steps=1, batch_size=1),
+            data=DataConfig(path="d"),
+            agent=AgentConfig(),
+            eval=EvalConfig(env=env),
+        )
+        return env in machine.own_code(config)
+
+    assert all(map(hashed, ("mine:Env", "mine:Env:its-task", "mine:MyEnv-v0", "mine:ns/My-v0")))
+    assert not any(map(hashed, ("mine.os:Env", "nothing:Env", "cube-single-play-singletask-task2-v0")))
 
 
 def test_a_setting_of_jax_by_which_numbers_are_others_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,6 +1,7 @@
 """openpi_ript/data/dataset.py: from files to batches; windows, rollouts, refusals, determinism, resume and shards."""
 
 import dataclasses
+import io
 import itertools
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.data.groups import rloo
@@ -447,3 +449,24 @@ def test_successes_that_would_tell_apart_what_rewards_do_not(
         episode.reward[:] = 0
     data = open_data(config(write_v21(tmp_path / "set", episodes, "image"), advantage=AdvantageConfig(), **changes))
     assert data.success_tells_apart == found
+
+
+def test_images_that_lie_turned_are_for_runs_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new training refuses them, since LeRobot's own reader turns them; one that was begun reads them as it did."""
+
+    def turned(image: np.ndarray) -> bytes:
+        exif, file = Image.Exif(), io.BytesIO()
+        exif[0x0112] = 6
+        Image.fromarray(image).save(file, "PNG", exif=exif)
+        return file.getvalue()
+
+    plain = open_data(config(write_v21(tmp_path / "plain", record(), "image")))
+    monkeypatch.setattr("tests.lerobot_files.png", turned)
+    found = open_data(config(write_v21(tmp_path / "turned", record(), "image")))
+    assert plain.refused == ()
+    assert [line.partition(": viewers")[0] for line in found.refused] == [
+        f"episode 0, {camera}, row 0: EXIF orientation 6" for camera in CAMERAS
+    ]
+    assert set(found.refused) <= set(found.notes)
+    for camera, image in found.images.read(1, 2).items():
+        np.testing.assert_array_equal(image, plain.images.read(1, 2)[camera])

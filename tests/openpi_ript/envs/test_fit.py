@@ -42,7 +42,7 @@ def test_an_environment_of_another_rate_than_the_dataset_is_told(
     assert [said in note for note in told] == ([True] if said else [])
 
 
-@pytest.mark.parametrize(("prompt", "said"), [("push the cube", True), ("move  to_the red disc ", False)])
+@pytest.mark.parametrize(("prompt", "said"), [("push the cube", True), ("move to_the red disc ", False)])
 def test_a_prompt_that_no_frame_has_is_told(prompt: str, said: bool, tmp_path: Path) -> None:
     config = supervised(small_config(make_dataset(tmp_path / "data"), tmp_path / "run"))
     data = dataclasses.replace(config.data, cameras={})
@@ -50,6 +50,15 @@ def test_a_prompt_that_no_frame_has_is_told(prompt: str, said: bool, tmp_path: P
     assert verdict.refusal is None
     told = [note for note in verdict.notes if "which is the prompt of no frame of the dataset; there it is" in note]
     assert len(told) == said
+    empty = of_training(
+        dataclasses.replace(
+            config,
+            data=dataclasses.replace(data, default_prompt="push", prompt_from_task=False),
+            env=point(prompt="push"),
+            eval=EvalConfig(),
+        )
+    )
+    assert not [note for note in empty.notes if "is the prompt of no frame of the dataset; there" in note]
     assert all(repr(prompt) in note and "'move to the blue disc', 'move to the red disc'" in note for note in told)
 
 

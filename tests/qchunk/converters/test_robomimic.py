@@ -231,9 +231,10 @@ def test_data_outside_the_file_and_sizes_that_are_not_there(tmp_path: Path):
 def test_a_camera_that_lies_elsewhere_is_not_left_out_in_silence(kind: str, tmp_path: Path):
     """Unless no images are asked for, or another episode has it in its place, of which this one is bad."""
     source = write_robomimic(tmp_path / "a.hdf5", {f"demo_{i}": demo(5, i, images=True) for i in range(2)})
-    link = {"external": h5py.ExternalLink("b.hdf5", "/x"), "soft": h5py.SoftLink("/data/demo_0/actions")}
+    link = {"external": h5py.ExternalLink("b.hdf5", "/x"), "soft": h5py.SoftLink("/elsewhere")}
     found = {"external": "ExternalLink at 'agentview_image'", "soft": "SoftLink at 'agentview_image'"}
     with h5py.File(source, "r+") as h5:
+        h5["/elsewhere"] = np.zeros((5, 8, 8, 3), np.uint8)
         for name in ("demo_0", "demo_1"):
             obs = h5[f"data/{name}/obs"]
             assert isinstance(obs, h5py.Group)
@@ -248,6 +249,20 @@ def test_a_camera_that_lies_elsewhere_is_not_left_out_in_silence(kind: str, tmp_
             convert(source, tmp_path / "out", settings=settings(cameras=cameras))
     convert(source, tmp_path / "none", settings=settings(images="none"))
     convert(source, tmp_path / "other", settings=settings(cameras={"robot0_eye_in_hand_image": "hand"}))
+
+
+def test_links_to_what_is_no_image_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = write_robomimic(tmp_path / "a.hdf5", {f"demo_{i}": demo(5, i, images=True) for i in range(2)})
+    with h5py.File(source, "r+") as h5:
+        obs = h5["data/demo_0/obs"]
+        assert isinstance(obs, h5py.Group)
+        links = {"to_numbers": h5py.SoftLink("/data/demo_0/actions"), "to_nothing": h5py.SoftLink("/data/none")}
+        links |= {"beside": h5py.SoftLink("object"), "elsewhere": h5py.ExternalLink("b.hdf5", "/x")}
+        for name, link in (links | {"to_a_group": h5py.SoftLink("/data/demo_1")}).items():
+            obs[name] = link
+    convert(source, tmp_path / "out", settings=settings())
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search("; left out: .*beside, elsewhere, .*to_a_group, to_nothing, to_numbers", said)
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
