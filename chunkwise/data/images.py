@@ -4,6 +4,7 @@ import contextlib
 import io
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -271,6 +272,36 @@ def decode_jpeg_into(
             f"{source}: expected a whole JPEG of {size[0]} x {size[1]}, found damaged data: {error}"
         ) from error
     resize_into(scaled, out, filter=filter)
+
+
+OTHER_SHAPE = 0.05
+"""Share by which width / height may differ before a policy tells of it: 16 rows of 480 are 3 %, and 5:4 is 6 % from
+4:3."""
+
+Size = tuple[int, int]
+"""Height and width."""
+
+
+def one_shape(counts: Mapping[Size, int]) -> Size | None:
+    """Returns the commonest of the sizes at which a camera was recorded.
+
+    Args:
+      counts: How many images have each.
+
+    Returns:
+      None where they are of several shapes, and where they are squares: those may be whole views, squeezed before.
+    """
+    if not counts:
+        return None
+    commonest = max(counts, key=lambda size: (counts[size], size))
+    square = commonest[0] == commonest[1]
+    return None if square or any(other_shape(size, commonest) for size in counts) else commonest
+
+
+def other_shape(size: Size, other: Size) -> bool:
+    """Whether width / height of two sizes differ by more than OTHER_SHAPE."""
+    (height, width), (high, wide) = size, other
+    return not 1 / (1 + OTHER_SHAPE) <= width * high / (height * wide) <= 1 + OTHER_SHAPE
 
 
 def shrinks(size: tuple[int, int], wanted: tuple[int, int]) -> bool:

@@ -12,17 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from chunkwise.checkpoint.reader import list_saves
+from chunkwise.data.images import Size, other_shape
 from chunkwise.errors import DataError
 from chunkwise.files.strict_json import read_json
 
 IMAGES = "images.json"
 _SHRUNK, _SIZES = "shrunk_jpegs", "recorded_sizes"
-OTHER_SHAPE = 0.05
-"""Share by which width / height may differ before a policy tells of it: 16 rows of 480 are 3 %, and 5:4 is 6 % from
-4:3."""
-
-Size = tuple[int, int]
-"""Height and width."""
 
 
 def read_shrunk(run: Path) -> tuple[str, ...]:
@@ -68,22 +63,6 @@ def sizes_of(run: Path, found: Mapping[str, Size]) -> dict[str, Size]:
     return read_sizes(run) if list_saves(run) else dict(found)
 
 
-def one_shape(counts: Mapping[Size, int]) -> Size | None:
-    """Returns the commonest of the sizes at which a camera was recorded.
-
-    Args:
-      counts: How many images have each.
-
-    Returns:
-      None where they are of several shapes, and where they are squares: those may be whole views, squeezed before.
-    """
-    if not counts:
-        return None
-    commonest = max(counts, key=lambda size: (counts[size], size))
-    square = commonest[0] == commonest[1]
-    return None if square or any(_differ(size, commonest) for size in counts) else commonest
-
-
 def images_json(shrunk: Sequence[str], sizes: Mapping[str, Size]) -> dict[str, bytes]:
     """Returns images.json, by name, to be kept beside the run's saves; {} where nothing is known of its images."""
     tree: dict[str, Any] = {_SHRUNK: list(shrunk)} if shrunk else {}
@@ -111,7 +90,7 @@ class RecordedSizes:
           seen: At which the model sees it; one that was sent so was resized where it came from.
         """
         recorded = self._sizes.get(camera)
-        if recorded is None or size == seen or camera in self._told or not _differ(size, recorded):
+        if recorded is None or size == seen or camera in self._told or not other_shape(size, recorded):
             return
         self._told.add(camera)
         (height, width), (high, wide) = size, recorded
@@ -121,8 +100,3 @@ class RecordedSizes:
             f"camera was recorded, cropped to that shape, or resized whole to {seen[0]} x {seen[1]}",
             stacklevel=2,
         )
-
-
-def _differ(size: Size, other: Size) -> bool:
-    (height, width), (high, wide) = size, other
-    return not 1 / (1 + OTHER_SHAPE) <= width * high / (height * wide) <= 1 + OTHER_SHAPE

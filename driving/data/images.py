@@ -8,12 +8,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from chunkwise.data.images import Filter, decode_into, decode_same_size_into, shrinks
+from chunkwise.data.images import Filter, decode_into, decode_same_size_into, one_shape, shrinks
 from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Files
 from chunkwise.files.trouble import TRIES, is_system_error, retried
-from chunkwise.policies.shrunk import one_shape
 from driving.data.index import PRESENT, Index
 
 FILTER: Filter = "bilinear"

@@ -18,13 +18,13 @@ from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
-from chunkwise.data.images import resized, shrink_into
+from chunkwise.data.images import Size, resized, shrink_into
 from chunkwise.data.norm_stats import identity
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
 from chunkwise.policies.observations import MAX_STATE
 from chunkwise.policies.policy import Asked, Draws, Prepared
-from chunkwise.policies.shrunk import RecordedSizes, Size, read_shrunk, read_sizes
+from chunkwise.policies.shrunk import RecordedSizes, read_shrunk, read_sizes
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from chunkwise.train import rngs
 from driving.config import DrivingConfig

@@ -18,11 +18,10 @@ import numpy as np
 
 from chunkwise.data.buffers import SPARES
 from chunkwise.data.episodes import EpisodeSource
-from chunkwise.data.images import decode_jpeg_into, shrinks
+from chunkwise.data.images import decode_jpeg_into, one_shape, shrinks
 from chunkwise.data.sampling import STEPS_PER_BLOCK
 from chunkwise.data.threads import Workers
 from chunkwise.errors import ConfigError
-from chunkwise.policies.shrunk import one_shape
 from qchunk.config import DataConfig, QChunkConfig
 from qchunk.data.frames import EpisodeFrames, Frames, Jpegs, Pixels, Planes
 from qchunk.data.readers.aloha import AlohaSource, ImageFile

@@ -19,7 +19,7 @@ from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
 from chunkwise.data import norm_stats
-from chunkwise.data.images import resize_into, shrink_into
+from chunkwise.data.images import Size, resize_into, shrink_into
 from chunkwise.data.norm_stats import Affine, NormStats
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import trust
@@ -27,7 +27,7 @@ from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
 from chunkwise.policies.policy import Asked, Draws, Prepared
-from chunkwise.policies.shrunk import RecordedSizes, Size, read_shrunk, read_sizes
+from chunkwise.policies.shrunk import RecordedSizes, read_shrunk, read_sizes
 from chunkwise.policies.spec import Entry, Exportable, Spec, image_entry
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
