@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from openpi_ript.config.rollouts import EnvConfig, EvalConfig
 from openpi_ript.envs.fit import require_fit
 from openpi_ript.envs.point import PointEnv
 from openpi_ript.robots.adapter import OWN, find_adapter
-from openpi_ript.train import main, of_training
+from openpi_ript.train import _prompt_notes, main, of_training
 from tests.openpi_ript.small_run import make_dataset, small_config, supervised
 from tests.openpi_ript.toy_rollouts import point
 
@@ -50,16 +51,17 @@ def test_a_prompt_that_no_frame_has_is_told(prompt: str, said: bool, tmp_path: P
     assert verdict.refusal is None
     told = [note for note in verdict.notes if "which is the prompt of no frame of the dataset; there it is" in note]
     assert len(told) == said
-    empty = of_training(
-        dataclasses.replace(
-            config,
-            data=dataclasses.replace(data, default_prompt="push", prompt_from_task=False),
-            env=point(prompt="push"),
-            eval=EvalConfig(),
-        )
-    )
-    assert not [note for note in empty.notes if "is the prompt of no frame of the dataset; there" in note]
     assert all(repr(prompt) in note and "'move to the blue disc', 'move to the red disc'" in note for note in told)
+
+
+@pytest.mark.parametrize(("default", "said"), [("push the cube", False), ("push", True), (None, True)])
+def test_a_task_without_words_has_the_default_prompt(default: str | None, said: bool, tmp_path: Path) -> None:
+    """As it is trained on; a folder of frames that do not say their task has no other."""
+    config = small_config(tmp_path, tmp_path / "run")
+    data = dataclasses.replace(config.data, cameras={}, default_prompt=default)
+    config = dataclasses.replace(supervised(config), data=data, env=point(prompt="push the cube"), eval=EvalConfig())
+    table = SimpleNamespace(tasks={0: "", 1: "never drawn"}, columns={"task_index": np.zeros(3, np.int64)})
+    assert bool(_prompt_notes(config, SimpleNamespace(table=table))) == said  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
