@@ -13,7 +13,7 @@ from chunkwise.data.verdict import Verdict
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.errors import ConfigError, DataError, RunError
-from chunkwise.policies.shrunk import images_json, shrunk_of, sizes_of
+from chunkwise.policies.recorded_images import images_json, shrunk_of, sizes_of
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState

@@ -24,7 +24,7 @@ from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import make_folders
-from chunkwise.policies.shrunk import images_json, shrunk_of, sizes_of
+from chunkwise.policies.recorded_images import images_json, shrunk_of, sizes_of
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState

@@ -24,7 +24,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
 from chunkwise.policies.observations import MAX_STATE
 from chunkwise.policies.policy import Asked, Draws, Prepared
-from chunkwise.policies.shrunk import RecordedSizes, read_shrunk, read_sizes
+from chunkwise.policies.recorded_images import RecordedSizes, read_shrunk, read_sizes
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from chunkwise.train import rngs
 from driving.config import DrivingConfig
@@ -55,7 +55,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
           params: Its weights, of the moving average where one is kept.
           step: Updates that made the weights.
           seed: Seeds nothing here.
-          shrunk: Cameras whose images are shrunk as their recorded JPEGs were (chunkwise/policies/shrunk.py).
+          shrunk: Cameras whose images are shrunk as their recorded JPEGs were (chunkwise/policies/recorded_images.py).
           recorded: Height and width at which cameras were recorded, as far as they are known.
 
         Raises:

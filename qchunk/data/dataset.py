@@ -38,7 +38,7 @@ class Dims:
     image_size: tuple[int, int] | None = None
     """Height and width of each; None without cameras."""
     shrunk: tuple[str, ...] = ()
-    """Cameras whose images are shrunk as their recorded JPEGs are (chunkwise/policies/shrunk.py)."""
+    """Cameras whose images are shrunk as their recorded JPEGs are (chunkwise/policies/recorded_images.py)."""
     depth_cameras: tuple[str, ...] = ()
     """Depth maps in a batch, in this order."""
     depth_size: tuple[int, int] | None = None

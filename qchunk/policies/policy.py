@@ -27,7 +27,7 @@ from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
 from chunkwise.policies.policy import Asked, Draws, Prepared
-from chunkwise.policies.shrunk import RecordedSizes, read_shrunk, read_sizes
+from chunkwise.policies.recorded_images import RecordedSizes, read_shrunk, read_sizes
 from chunkwise.policies.spec import Entry, Exportable, Spec, image_entry
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent

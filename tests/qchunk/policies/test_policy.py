@@ -27,7 +27,7 @@ from chunkwise.policies import export, runner
 from chunkwise.policies.execution import NOTHING, Committed
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
-from chunkwise.policies.shrunk import shrunk_of, sizes_of
+from chunkwise.policies.recorded_images import shrunk_of, sizes_of
 from qchunk import evaluate
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent

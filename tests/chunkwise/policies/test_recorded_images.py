@@ -9,7 +9,7 @@ import pytest
 
 from chunkwise.data.images import one_shape
 from chunkwise.errors import DataError
-from chunkwise.policies.shrunk import RecordedSizes, images_json, read_shrunk, read_sizes
+from chunkwise.policies.recorded_images import RecordedSizes, images_json, read_shrunk, read_sizes
 
 
 def test_the_file_gives_back_what_was_kept(tmp_path: Path) -> None:
