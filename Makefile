@@ -45,7 +45,7 @@ quick: env
 	$(TESTS) -m "not slow and not long"
 
 test: env  ## the test suite, without what shows the same at more length
-	@echo "tests: 13 minutes on the 2 cores where it was measured, machines differ by twice; less where programs are compiled already"
+	@echo "tests: 14 minutes on the 2 cores where it was measured, machines differ by twice; less where programs are compiled already"
 	$(TESTS) -m "not long"
 
 full: env  ## everything: the suite, tests marked long, power cuts, kills, faults, hostile files, mutants
