@@ -14,7 +14,7 @@ from jaxtyping import Float32
 
 from chunkwise.data.images import MAX_JPEG_SIDE, encode_jpeg, require_uint8
 from chunkwise.errors import ConfigError, DataError, one_line
-from chunkwise.files.aloha_hdf5 import write_array, write_jpegs
+from chunkwise.files.aloha_hdf5 import DEPTH_DTYPES, deflated, write_array, write_depth, write_jpegs
 from chunkwise.files.durable import make_folders, scratch_file
 from chunkwise.policies.observations import as_array, channels_last
 from chunkwise.printable import printable
@@ -33,18 +33,25 @@ FOLDERS = ("observation", "observations", "image", "images")
 """First parts of an entry's name that are not part of its name in a file."""
 IMAGES = "images"
 """Folder of the cameras in a file, beside the arrays."""
+DEPTH_MAPS = "depth/"
+"""How entries begin that are depth maps, as an agent is asked that acts by them."""
+IMAGES_DEPTH = "images_depth"
+"""Folder of their cameras in a file."""
 
 
 class _Shaped(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
 
 
 class _Picture(NamedTuple):
-    """An image of a step, while it is encoded and afterwards."""
+    """An image or depth map of a step, while it is encoded and afterwards."""
 
     shape: tuple[int, ...]
-    jpeg: concurrent.futures.Future[bytes]
+    dtype: np.dtype
+    encoded: concurrent.futures.Future[bytes]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -81,8 +88,9 @@ class RobotEpisode:
     """Entries that a file has no place for, in words, by their names."""
     _arrays: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
     _images: list[dict[str, _Picture]] = dataclasses.field(default_factory=list)
+    _depth: list[dict[str, _Picture]] = dataclasses.field(default_factory=list)
     _encoder: concurrent.futures.ThreadPoolExecutor = dataclasses.field(
-        default_factory=lambda: concurrent.futures.ThreadPoolExecutor(1, "jpeg")
+        default_factory=lambda: concurrent.futures.ThreadPoolExecutor(1, "encoder")
     )
 
     def __len__(self) -> int:
@@ -96,7 +104,8 @@ class RobotEpisode:
         Args:
           tick: Its place on the clock.
           observation: What was seen before the action. Numbers, vectors of numbers and images are kept, uint8
-            [h, w, 3] or [3, h, w], as a policy takes them, by our names or by those of openpi's clients.
+            [h, w, 3] or [3, h, w], as a policy takes them, by our names or by those of openpi's clients; and below
+            "depth" depth maps by camera, uint16, float32 or uint8 [h, w].
           action: As commanded.
           person: Whether a person chose it.
 
@@ -104,7 +113,7 @@ class RobotEpisode:
           DataError: If an image is none of uint8 in colour, entries have names that no file can hold beside one
             another, the prompt is no text of a file, or state, qpos or action are not as at the first step.
         """
-        arrays, images, others = self._seen(observation)
+        arrays, images, depth, others = self._seen(observation)
         if self.actions:
             first = {name: x.shape for name, x in self._arrays[0].items() if name in STATES}
             now = {name: x.shape for name, x in arrays.items() if name in STATES}
@@ -125,8 +134,14 @@ class RobotEpisode:
         self._arrays.append(arrays)
         self._images.append(
             {
-                name: _Picture(image.shape, self._encoder.submit(encode_jpeg, image, quality=JPEG_QUALITY))
+                name: _Picture(image.shape, image.dtype, self._encoder.submit(encode_jpeg, image, quality=JPEG_QUALITY))
                 for name, image in images.items()
+            }
+        )
+        self._depth.append(
+            {
+                name: _Picture(seen.shape, seen.dtype, self._encoder.submit(deflated, seen))
+                for name, seen in depth.items()
             }
         )
         prompt = observation.get("prompt")
@@ -142,7 +157,7 @@ class RobotEpisode:
         Raises:
           DataError: No episode could be written of the observation: it has no joints, or see `add`.
         """
-        arrays, _, _ = self._seen(observation)
+        arrays, _, _, _ = self._seen(observation)
         joints = arrays.get("qpos", arrays[_state_of(arrays)])
         return np.concatenate([joints, np.zeros(self.base_action, np.float32)])
 
@@ -150,17 +165,18 @@ class RobotEpisode:
     def left_out(self) -> list[str]:
         """What is not written, in words: cameras, and arrays besides state and qpos, that some steps lacked or had in
         another shape; and what is neither numbers nor an image."""
-        varying = [*_varying(self._arrays).items(), *_varying(self._images).items()]
+        depth = {f"{DEPTH_MAPS}{name}": why for name, why in _varying(self._depth, dtypes=True).items()}
+        varying = [*_varying(self._arrays).items(), *_varying(self._images).items(), *depth.items()]
         return [f"{name}: {why}" for name, why in (*sorted(varying), *sorted(self._others.items()))]
 
     def save(self, path: str | Path, *, success: bool | None, overwrite: bool = False) -> Path:
         """Writes an HDF5 file in ALOHA's layout (docs/data_formats.md); it appears under its name when it is whole.
 
         A camera that gave no image at some step, or one of another size, is left out as a whole, since the layout has
-        no missing frame, and so is an array; `left_out` and the file's attribute of that name say which. Arrays keep
-        their dtype, besides state, qpos and action, which are float32. The part of the actions that moves a mobile base
-        becomes /base_action, as recordings have it that a policy with data.base_action learnt from. Warns where a state
-        is not finite, since training refuses the episode.
+        no missing frame, and so are depth maps and arrays; `left_out` and the file's attribute of that name say which.
+        Arrays and depth maps keep their dtype, besides state, qpos and action, which are float32. The part of the
+        actions that moves a mobile base becomes /base_action, as recordings have it that a policy with data.base_action
+        learnt from. Warns where a state is not finite, since training refuses the episode.
 
         Args:
           path: The file; episodes of one dataset lie in one folder.
@@ -200,7 +216,10 @@ class RobotEpisode:
             write_array(h5, "/intervention", np.array(self.interventions, bool))
             write_array(h5, "/step", np.array(self.ticks, np.int64))
             if cameras:
-                write_jpegs(h5, {name: [step[name].jpeg.result() for step in self._images] for name in cameras})
+                write_jpegs(h5, {name: [step[name].encoded.result() for step in self._images] for name in cameras})
+            for name in sorted(set(self._depth[0]) - set(_varying(self._depth, dtypes=True))):
+                first, rows = self._depth[0][name], [step[name].encoded.result() for step in self._depth]
+                write_depth(h5, name, rows, first.shape, first.dtype)
             reason = printable(self.reason)  # an error's words may hold what no attribute can
             h5.attrs.update(sim=False, fps=self.rate_hz, ended=self.ended, reason=reason, missed=self.missed)
             if self.prompt is not None:
@@ -222,14 +241,15 @@ class RobotEpisode:
 
     def _seen(
         self, observation: Mapping[str, Any]
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, str]]:
-        """Vectors and images of an observation, by the names that they have in a file; and what else there is.
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray], dict[str, str]]:
+        """Vectors, images and depth maps of an observation, by their names in a file; and what else there is.
 
         Raises:
           DataError: See `add`.
         """
         arrays: dict[str, np.ndarray] = {}
         images: dict[str, np.ndarray] = {}
+        depth: dict[str, np.ndarray] = {}
         others: dict[str, str] = {}
         singles: dict[str, np.ndarray] = {}
         for key, value in _flat(observation):
@@ -244,6 +264,8 @@ class RobotEpisode:
                 if max(images[name].shape[:2]) > MAX_JPEG_SIDE:
                     shape = list(images[name].shape)
                     raise DataError(f"{key}: expected sides of up to {MAX_JPEG_SIDE}, as JPEG has, found {shape}")
+            elif key.startswith(DEPTH_MAPS) and x.ndim == 2 and x.size and x.dtype.name in DEPTH_DTYPES:
+                depth[key.removeprefix(DEPTH_MAPS)] = np.array(x, x.dtype.newbyteorder("="))
             elif x.ndim == 0 and x.dtype.kind in "fiu":
                 singles[key] = x
             elif x.ndim == 1 and x.dtype.kind in "fiu" and (x.size or name in STATES):
@@ -254,25 +276,26 @@ class RobotEpisode:
                 # In its own dtype: float32 has no room for a time in seconds, nor for a large count.
                 arrays[name] = np.array(x, np.float32 if name in STATES else x.dtype)
             else:
-                others[key] = f"{x.dtype} of shape {list(x.shape)}, neither a vector of numbers nor a uint8 image"
+                found = f"{x.dtype} of shape {list(x.shape)}"
+                others[key] = f"{found}, neither a vector of numbers, nor a uint8 image, nor a depth map"
         if self.joints is not None:
             joints = as_array(self.joints(observation), "joints")
             if joints.ndim != 1 or joints.dtype.kind not in "fiu":
                 raise DataError(f"joints: expected a vector of numbers, found {joints.dtype} of {list(joints.shape)}")
             arrays["qpos"] = np.array(joints, np.float32)
-        _require_places(arrays, images)
+        _require_places(arrays, images, depth)
         for key, x in singles.items():
             name = _name(key)
             try:
                 if name in arrays:
                     raise DataError(f"a number beside a vector {name}")
-                _require_places({**arrays, name: x}, images)
+                _require_places({**arrays, name: x}, images, depth)
             except DataError as error:
                 others[key] = one_line(error)
             else:
                 arrays[name] = np.array([x], np.float32 if name in STATES else x.dtype)
         _require_text(observation.get("prompt"))
-        return arrays, images, others
+        return arrays, images, depth, others
 
 
 def _not_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
@@ -295,16 +318,22 @@ def _name(key: str) -> str:
     return rest if rest and head in FOLDERS else key
 
 
-def _varying(steps: Sequence[Mapping[str, _Shaped]]) -> dict[str, str]:
-    """Entries that some steps lack, or have in another shape, which no array over all steps holds; by name, why."""
+def _varying(steps: Sequence[Mapping[str, _Shaped]], *, dtypes: bool = False) -> dict[str, str]:
+    """Entries that some steps lack, or have in another shape, which no array over all steps holds; by name, why.
+
+    With `dtypes` also those whose numbers are of several kinds.
+    """
     why = {}
     for name in sorted({name for step in steps for name in step}):
         shapes = [step[name].shape for step in steps if name in step]
+        kinds = [step[name].dtype for step in steps if name in step] if dtypes else []
         other = next((shape for shape in shapes if shape != shapes[0]), None)
         if len(shapes) < len(steps):
             why[name] = f"there at {len(shapes)} of {len(steps)} steps"
         elif other is not None:
             why[name] = f"of shape {list(shapes[0])} at the first step and {list(other)} at step {shapes.index(other)}"
+        elif len(set(kinds)) > 1:
+            why[name] = f"in {' and '.join(sorted({kind.name for kind in kinds}))}"
     return why
 
 
@@ -312,9 +341,10 @@ def _of_shape(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else f"shape {list(shape)}"
 
 
-def _require_places(arrays: Iterable[str], cameras: Iterable[str]) -> None:
+def _require_places(arrays: Iterable[str], cameras: Iterable[str], depth: Iterable[str]) -> None:
     """Raises DataError for names that are none of a file, or of which one would be the folder of another."""
-    for names, folders in (({*STATES, *arrays}, {IMAGES}), (set(cameras), set[str]())):  # a file has both of STATES
+    places = ({*STATES, *arrays}, {IMAGES, IMAGES_DEPTH}), (set(cameras), set[str]()), (set(depth), set[str]())
+    for names, folders in places:  # a file has both of STATES
         for name in sorted(names):
             parts = name.split("/")
             if {"", "."} & set(parts) or not _storable(name):

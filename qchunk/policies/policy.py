@@ -23,6 +23,7 @@ from chunkwise.data.images import Size, resize_into, shrink_into
 from chunkwise.data.norm_stats import Affine, NormStats
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import trust
+from chunkwise.files.aloha_hdf5 import DEPTH_DTYPES
 from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
@@ -40,7 +41,6 @@ from qchunk.data.selection import name_in_file
 NORM_STATS, DIMS = "norm_stats.json", "dims.json"
 """Files of a run's folder beside its checkpoints: statistics of its data, and the widths of its networks."""
 
-DEPTH_DTYPES = ("uint8", "uint16", "float32")
 Way = Literal["policy", "behaviour_cloning"]
 """policy: as agent.policy says. behaviour_cloning: the flow alone, which imitates the data."""
 

@@ -420,7 +420,7 @@ def test_what_is_neither_a_vector_nor_an_image_is_named(tmp_path: Path) -> None:
     seen |= {"contact": np.zeros(2, bool), "mask": True}
     for step in range(2):
         recorded.add(step, seen, np.zeros(2, np.float32), person=False)
-    ending = "neither a vector of numbers nor a uint8 image"
+    ending = "neither a vector of numbers, nor a uint8 image, nor a depth map"
     expected = [
         f"contact: bool of shape [2], {ending}",
         f"mask: bool of shape [], {ending}",

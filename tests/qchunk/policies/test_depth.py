@@ -13,6 +13,7 @@ import pytest
 import qchunk.train
 from chunkwise import load_policy
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.policies.recorded import RobotEpisode
 from chunkwise.train.metrics import mean_of
 from qchunk.agents.make import flow_parts
 from qchunk.agents.qc import QCAgent
@@ -111,6 +112,36 @@ def test_a_policy_is_asked_with_depth_as_it_was_trained_with(root: Path, run: Pa
     np.testing.assert_allclose(one[0, 0], nearest[1].mean() / FAR, rtol=1e-5)
     assert policy.exportable().inputs["depth_images"] == ((1, *SIZE), "uint16")
     assert policy.exportable().order == {"depth_images": ("cam_high",)}
+
+
+def test_what_a_policy_was_sent_is_recorded_and_trained_on(tmp_path: Path):
+    """Depth maps go into a robot's recording as they were, in their dtype, and training reads them there."""
+    rng = np.random.default_rng(0)
+    depth = rng.integers(0, FAR, (4, 8, *SIZE), np.uint16)
+    for number, maps in enumerate(depth):
+        recorded_steps = RobotEpisode(rate_hz=20.0)
+        for step, seen in enumerate(maps):
+            sent = {"cam_high": seen.astype(">u2"), "far": seen.astype(np.float32) / 7, "tilted": seen[: 8 - step % 2]}
+            sent["either"] = seen.astype(np.uint16 if step else np.float32)
+            observation = {"state": rng.normal(size=14), "depth": sent | {"double": seen / 7.0}}
+            recorded_steps.add(step, observation, rng.normal(size=14).astype(np.float32), person=False)
+        assert recorded_steps.left_out == [
+            "depth/either: in float32 and uint16",
+            "depth/tilted: of shape [8, 16] at the first step and [7, 16] at step 1",
+            "depth/double: float64 of shape [12, 16], neither a vector of numbers, nor a uint8 image, nor a depth map",
+        ]
+        file = recorded_steps.save(tmp_path / "data" / f"episode_{number}.hdf5", success=number % 2 == 0)
+        with h5py.File(file) as h5:
+            kept = h5["/observations/images_depth"]
+            assert isinstance(kept, h5py.Group)
+            assert {name: maps.dtype.name for name, maps in kept.items()} == {"cam_high": "uint16", "far": "float32"}
+            np.testing.assert_array_equal(np.asarray(kept["cam_high"]), maps)
+            np.testing.assert_array_equal(np.asarray(kept["far"]), maps.astype(np.float32) / 7)
+    qchunk.train.main(config_of(tmp_path / "data", tmp_path / "run"), "test")
+    policy = load_policy(tmp_path / "run", allow_code=f"{__name__}:make_agent")
+    asked = {"state": np.zeros(14, np.float32), "depth": {"cam_high": depth[0, 0]}}
+    answer = policy.infer(asked)["actions"]
+    np.testing.assert_allclose(answer[0, 0], depth[0, 0].mean() / FAR, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
