@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from chunkwise.config.experiment import ExperimentConfig, of_a_run_of_before
 from chunkwise.config.names import find
 from chunkwise.config.optional_parts import restored, switchable, with_parts
-from chunkwise.config.saved import flatten, resume_rules, with_fitting_values
+from chunkwise.config.saved import CONFIG, flatten, resume_rules, with_fitting_values
 from chunkwise.errors import ConfigError
 
 Config = TypeVar("Config", bound=ExperimentConfig)
@@ -63,7 +63,7 @@ def load(
     resumes = [word for word in arguments if word in ("--run.resume", "--run.no-resume")][-1:] == ["--run.resume"]
     with of_a_run_of_before() if resumes else contextlib.nullcontext():  # else RunFolder asks, where there is none
         config = _override(_read_file(path), arguments, program)
-    if trains and not config.run.resume:  # a run of before may have been begun with such a flag, and is compared by it
+    if trains and not _goes_on(config):  # a run of before may have been begun with such a flag, and is compared by it
         _require_read(config, arguments)
     if show:
         print(json.dumps(flatten(config), indent=1))
@@ -218,6 +218,11 @@ def _require_each_once(config: ExperimentConfig, arguments: Sequence[str]) -> No
         names = arguments[start + 1 : end : 2]
         if isinstance(value, dict) and (twice := [name for name, count in Counter(names).items() if count > 1]):
             raise ConfigError(f"{arguments[start]} names {', '.join(twice)} more than once; expected each name once")
+
+
+def _goes_on(config: ExperimentConfig) -> bool:
+    """Whether a run goes on; one that is told to is a new one where its folder holds none, as a scheduler's first."""
+    return config.run.resume and config.run.dir is not None and Path(config.run.dir, CONFIG).expanduser().exists()
 
 
 def _require_read(config: ExperimentConfig, arguments: Sequence[str]) -> None:

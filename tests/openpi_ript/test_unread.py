@@ -75,10 +75,11 @@ def shaped(guidance: GuidanceConfig, advantage: AdvantageConfig = SHAPED, *, res
         ("ript_lift_images", ["--augment.hue", "0.2", *GREY], "augment.colour_probability above 0"),
     ],
 )
-def test_a_flag_that_nothing_reads_is_refused(name: str, flags: list[str], reader: str) -> None:
+def test_a_flag_that_nothing_reads_is_refused(name: str, flags: list[str], reader: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{flags[0]} has no effect here; leave it out, or set {reader}"):
         shipped(name, *flags)
-    shipped(name, *flags, "--run.resume", "--run.dir", "old")
+    (tmp_path / "config.json").write_text("{}")
+    shipped(name, *flags, "--run.resume", "--run.dir", str(tmp_path))  # a run that was begun with it goes on
 
 
 def test_flags_that_are_read_are_taken() -> None:

@@ -109,7 +109,16 @@ def test_what_a_config_file_sets_may_be_for_a_flag_to_use():
     config, _ = load(["--config", str(path), *BEST, "--agent.num-samples", "8"])
     assert "agent.alpha" in config.unread
     load([*DEBUG, "--data.jpeg-channels", "bgr"], trains=False)
-    load([*DEBUG, "--agent.num-samples", "8", "--run.resume", "--run.dir", "of_before"])
+
+
+def test_a_run_goes_on_with_a_flag_that_a_new_one_is_refused_for(tmp_path: Path):
+    """A scheduler's command always says --run.resume: its first start is a new run, whose flags have an effect."""
+    words = [*DEBUG, "--agent.num-samples", "8", "--run.resume", "--run.dir", str(tmp_path / "run")]
+    with pytest.raises(ConfigError, match=r"--agent\.num-samples has no effect here"):
+        load(words)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text("{}")
+    load(words)
 
 
 @pytest.mark.parametrize("words", [["--profile", "3"], ["--profile=3"], ["--run.profile=3"]])

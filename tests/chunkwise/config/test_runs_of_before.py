@@ -42,8 +42,12 @@ def test_a_run_of_before_is_read_and_goes_on_and_a_new_one_is_not_begun(
     before, given = get_config(f"{package}/debug"), flags(package, field, value)
     with pytest.raises(ConfigError, match=words):
         load(given)
-    folder = tmp_path / "run"
-    resumed, _ = load([*given, "--run.dir", str(folder), "--run.resume"])
+    folder, earlier = tmp_path / "run", tmp_path / "earlier"
+    earlier.mkdir()
+    (earlier / "config.json").write_text("{}")
+    resumed, _ = load([*given, "--run.dir", str(earlier), "--run.resume"])
+    with of_a_run_of_before():
+        resumed = dataclasses.replace(resumed, run=dataclasses.replace(resumed.run, dir=str(folder)))
     with pytest.raises(ConfigError, match=words):
         RunFolder(resumed, "run")
     assert not folder.exists(), "a folder without a run, which --run.resume begins"
