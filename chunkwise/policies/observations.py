@@ -1,5 +1,6 @@
 """Reads what callers and clients send as an observation: each entry is checked, and refused by its name."""
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,15 @@ def as_array(value: Any, name: str) -> np.ndarray:
         raise DataError(f"{name}: expected an array, found {error}") from error
 
 
+def found_as(value: Any, array: np.ndarray) -> str:
+    """What was sent in place of an array, in words; `array` is what numpy makes of it."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes; decode images before they are sent"
+    if array.dtype.kind not in "fiub":
+        return f"{type(value).__name__} {reprlib.repr(value)[:60]}"
+    return f"{array.dtype} {list(array.shape)}"
+
+
 def numbers(observation: Mapping[str, Any], key: str, width: int) -> tuple[Float32[np.ndarray, "b s"], bool]:
     """Reads an entry of `width` numbers, or a batch of such.
 
@@ -71,7 +81,9 @@ def numbers(observation: Mapping[str, Any], key: str, width: int) -> tuple[Float
     """
     value = as_array(entry(observation, key), key)
     if value.dtype.kind not in "fiu" or value.ndim not in (1, 2) or value.shape[-1] != width or not value.size:
-        raise DataError(f"{key}: expected {width} numbers, or a batch of them, found {value.dtype} {list(value.shape)}")
+        raise DataError(
+            f"{key}: expected {width} numbers, or a batch of them, found {found_as(observation[key], value)}"
+        )
     wide = np.atleast_2d(value.astype(np.float64))
     bad = np.argwhere(~(np.abs(wide) <= np.finfo(np.float32).max))
     if len(bad):
@@ -181,7 +193,7 @@ def images(
         stack = sent[None] if single else sent
         if stack.ndim != 4 or len(stack) != rows:
             wanted = "one image [h, w, 3]" if single else f"{rows} images [{rows}, h, w, 3]"
-            raise DataError(f"image {name}: expected {wanted}, found shape {list(sent.shape)}")
+            raise DataError(f"image {name}: expected {wanted}, found {found_as(value, sent)}")
         stack = channels_last(stack)
         require_uint8(stack[0], name)
         found[name] = np.stack([resize(name, np.ascontiguousarray(one)) for one in stack])

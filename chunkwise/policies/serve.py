@@ -17,11 +17,14 @@ under the name of one of the policy's options, such as "guidance_scale", replace
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from chunkwise.checkpoint.weights import which
 from chunkwise.cli.command import Parser, seed
@@ -39,7 +42,15 @@ BOUNDS_MARGIN = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line: loads, compiles, serves until it is stopped."""
+    """Command line: loads, compiles, serves until Ctrl-C or SIGTERM stops it."""
+    try:
+        with _sigterm_as_ctrl_c():
+            return _main(argv)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 0
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     own = words.index("--") if "--" in words else len(words)
     ask_for_repeatable_kernels()  # an evaluation in training and one over the wire are the same to the bit
@@ -96,9 +107,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except OSError as error:  # a pipe that nobody reads, for example
         return processes.report(error)
-    except KeyboardInterrupt:
-        return 0
     return 0
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Lets SIGTERM do what Ctrl-C does: clients are told, and as process 1 of a container it would be ignored."""
+    if not _takes_signals():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _takes_signals() -> bool:
+    return threading.current_thread() is threading.main_thread()  # only that may set handlers
 
 
 def _access(arguments: argparse.Namespace) -> Access:
@@ -133,10 +159,13 @@ def _limits(arguments: argparse.Namespace) -> Limits:
 
 
 async def _serve_forever(server: PolicyServer, host: str, port: int) -> None:
+    serving = asyncio.current_task()
+    if serving is not None and _takes_signals():  # within the loop, as asyncio does for Ctrl-C
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     try:
         async with await server.start(host, port) as listening:
             where = listening.sockets[0].getsockname()
-            print(f"serving on ws://{where[0]}:{where[1]}; Ctrl-C stops", flush=True)
+            print(f"serving on ws://{where[0]}:{where[1]}; Ctrl-C or SIGTERM stops", flush=True)
             await listening.serve_forever()
     finally:
         server.close()

@@ -127,7 +127,7 @@ def _require_read(policy: Policy[Any], names: Mapping[str, str]) -> None:
     entries = policy.entries
     if entries is None:
         return
-    known = {"seed", *policy.options, *entries}
+    known = {*policy.options, *entries}
     above = {name[:place] for name in entries for place, letter in enumerate(name) if letter == "/"}
     if wrong := sorted(set(names.values()) - known - above):
         listed = ", ".join(sorted(known))
@@ -172,10 +172,15 @@ class PolicyServer:
         self._clients: set[ServerConnection] = set()
         self._numbers = itertools.count()
         self._failures = itertools.count(1)
-        self.metadata: dict[str, Any] = policy.metadata | {
-            "max_rows": self._limits.rows,
-            "max_message_bytes": self._limits.message_mib * MIB,
-        }
+        given = {name: value for name, value in self._options.items() if value is not None}
+        self.metadata: dict[str, Any] = (
+            policy.metadata
+            | given
+            | {
+                "max_rows": self._limits.rows,
+                "max_message_bytes": self._limits.message_mib * MIB,
+            }
+        )
         """What a client is told when it has connected."""
 
     async def start(self, host: str, port: int) -> Server:

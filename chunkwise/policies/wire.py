@@ -76,7 +76,7 @@ def rename(observation: Mapping[str, Any], names: Mapping[str, str]) -> dict[str
         is found as it is, as openpi's LIBERO client sends it, or nested, as its ALOHA client does.
 
     Raises:
-      DataError: If an entry is missing, or a new name leads into what is no dict.
+      DataError: If an entry is missing or there twice, flat and nested, or a new name leads into what is no dict.
     """
     renamed = _copy(observation)
     missing = object()
@@ -103,13 +103,15 @@ def _copy(value: Any) -> Any:
 
 def _take(observation: dict[str, Any], name: str, missing: object) -> Any:
     """Removes an entry, by its whole name or along its parts, and returns it; `missing` where there is none."""
-    if name in observation:
-        return observation.pop(name)
     *parents, last = name.split("/")
     inner: Any = observation
     for parent in parents:
         inner = inner.get(parent) if isinstance(inner, dict) else None
-    return inner.pop(last, missing) if isinstance(inner, dict) else missing
+    if name not in observation:
+        return inner.pop(last, missing) if isinstance(inner, dict) else missing
+    if parents and isinstance(inner, dict) and last in inner:
+        raise DataError(f"request: expected {name!r} once, as --rename says, found it flat and nested")
+    return observation.pop(name)
 
 
 class _Counts:
@@ -162,6 +164,10 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(value: dict[Any, Any]) -> Any:
+    of = {b"__ndarray__": (b"data", b"dtype", b"shape"), b"__npgeneric__": (b"data", b"dtype")}
+    for kind, needed in of.items():
+        if kind in value and (missing := [key for key in needed if key not in value]):
+            raise ValueError(f"an array's map without {', '.join(map(repr, missing))}")
     if b"__ndarray__" in value:
         dtype, shape, data = _dtype(value[b"dtype"]), value[b"shape"], value[b"data"]
         whole = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 31 for n in shape)

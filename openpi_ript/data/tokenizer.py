@@ -12,6 +12,8 @@ from chunkwise.files import budget
 
 SOURCE = "gs://big_vision/paligemma_tokenizer.model"
 STATE_BINS = 256
+MOST_TOLD = 100
+"""Prompts that a tokenizer warns of, since each warning is kept."""
 
 
 class PromptTokenizer:
@@ -32,6 +34,7 @@ class PromptTokenizer:
 
         path = Path(model_file)
         self._max_tokens = max_tokens
+        self._told: set[str] = set()
         where = (
             f"download PaliGemma's tokenizer.model once, with `gsutil cp {SOURCE} {path}` (public, 4 MB; it also lies "
             "in each of the google/paligemma repositories on Hugging Face), and name it in the config"
@@ -73,14 +76,24 @@ class PromptTokenizer:
             numbers = " ".join(str(number) for number in discretise(state))
             ids = self._pieces.encode(f"Task: {text}, State: {numbers};\nAction: ", add_bos=True)
         if len(ids) > self._max_tokens:
-            warn(
-                f"prompt of {len(ids)} tokens cut to {self._max_tokens}: {prompt!r}; raise model.prompt_tokens",
-                stacklevel=2,
-            )
+            self._tell_cut(prompt, len(ids))
         ids = ids[: self._max_tokens]
         tokens = np.zeros(self._max_tokens, np.int32)
         tokens[: len(ids)] = ids
         return tokens, np.arange(self._max_tokens) < len(ids)
+
+    def _tell_cut(self, prompt: str, tokens: int) -> None:
+        """Warns of a prompt that is cut, up to MOST_TOLD of them: a robot's may be another at every step."""
+        beginning = prompt[:80]
+        if beginning in self._told or len(self._told) > MOST_TOLD:
+            return
+        self._told.add(beginning)
+        told = repr(beginning) + ("" if beginning == prompt else "...")
+        last = "; no more of them are told" if len(self._told) > MOST_TOLD else ""
+        warn(
+            f"prompt of {tokens} tokens cut to {self._max_tokens}: {told}; raise model.prompt_tokens{last}",
+            stacklevel=3,
+        )
 
     def encode_batch(
         self, prompts: Sequence[str], states: Float[np.ndarray, "b s"] | None = None

@@ -326,7 +326,7 @@ class Policy(policy.Policy[Prepared]):
                 )
             return 1.0
         used = guidance.scale if scale is None else float(scale)
-        if not (0 <= used <= np.finfo(np.float32).max):
+        if not (0 <= used <= float(np.finfo(np.float32).max)):
             raise ConfigError(f"guidance_scale is {scale}; expected a number of 0 or above")
         return used
 

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float32, Shaped, UInt8, UInt32
 
 from chunkwise.arrays import PyTree
+from chunkwise.checkpoint.reader import list_saves
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
 from chunkwise.data import norm_stats
@@ -356,6 +357,8 @@ def load(asked: Asked) -> QChunkPolicy:
     asked.require_run("qchunk")
     folder = asked.folder
     own = read_config(folder, QChunkConfig)
+    if not (folder / NORM_STATS).exists() and not list_saves(folder):  # a run that has only just begun
+        raise DataError(f"{folder}: expected a checkpoint of a run, found none")
     stats = norm_stats.load(folder / NORM_STATS)
     named = own.agent.factory
     if named is not None and named != asked.allow_code:

@@ -1,8 +1,14 @@
 """The server, driven by a client that is written from the protocol's description, and by openpi's own."""
 
+import contextlib
 import errno
 import importlib
+import os
 import re
+import signal
+import socket
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +18,7 @@ import msgpack
 import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection
 
 from chunkwise.errors import DataError
 from chunkwise.policies import serve
@@ -167,6 +174,8 @@ def test_rename_finds_nested_entries_and_changes_nothing_that_it_was_given():
         rename(sent, {"images/top": "image/base_0_rgb"})
     with pytest.raises(DataError, match="expected a dict to put 'a' into as --rename says, found ndarray at 'image'"):
         rename({"a": 1, "image": np.zeros(3)}, {"a": "image/b"})
+    with pytest.raises(DataError, match="expected 'images/z' once, as --rename says, found it flat and nested"):
+        rename({"images/z": 1, "images": {"z": 2}}, {"images/z": "image/z"})
 
 
 def test_a_failure_of_the_server_itself_ends_one_connection_and_tells_its_client(
@@ -288,6 +297,52 @@ def test_other_machines_are_listened_to_with_a_token_alone(
     assert acting.bounds is not None
     np.testing.assert_allclose(acting.bounds.low, low)
     acting.bounds = None
+
+
+def test_sigterm_stops_it_as_ctrl_c_does(acting: Policy, monkeypatch: pytest.MonkeyPatch):
+    """Clients are told that it goes away, and the exit code is 0; also before it listens."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    monkeypatch.setattr("chunkwise.policies.serve.load_policy", lambda *_, **__: acting)
+    codes: list[int] = []
+
+    def connected() -> ClientConnection:
+        for _ in range(300):
+            with contextlib.suppress(OSError):
+                return client(port)
+            time.sleep(0.1)
+        raise AssertionError("it never listens")
+
+    def watch() -> None:
+        with connected() as connection:
+            connection.recv()
+            os.kill(os.getpid(), signal.SIGTERM)
+            with contextlib.suppress(ConnectionClosed):
+                connection.recv(timeout=30)
+            codes.append(connection.protocol.close_code or 0)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        assert serve.main(["run", "--port", str(port), "--batch-sizes", "1"]) == 0
+        watching.join(30)
+        assert (codes, heard) == ([1001], [])
+        monkeypatch.setattr(acting, "compile", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        assert serve.main(["run", "--port", str(port)]) == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_clients_are_told_the_servers_own_scale(acting: Policy):
+    with running(acting, options={"guidance_scale": 2.0}) as port, client(port) as connection:
+        assert read(connection.recv())["guidance_scale"] == 2.0
+    with running(acting, options={"guidance_scale": None}) as port, client(port) as connection:
+        assert read(connection.recv())["guidance_scale"] == acting.metadata["guidance_scale"] != 2.0
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,25 @@ def test_images_that_hold_no_pixels_are_refused_by_name(sent: Any, found: str) -
         )
 
 
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        (b"\xff\xd8" * 40, "80 bytes; decode images before they are sent"),
+        ("front.jpg", "str 'front.jpg'"),
+        (None, "NoneType None"),
+        ({"data": b"1"}, r"dict \{'data': b'1'\}"),
+        (np.zeros((4, 5), np.uint8), r"uint8 \[4, 5\]"),
+    ],
+)
+def test_what_is_no_array_is_named(sent: Any, found: str) -> None:
+    with pytest.raises(DataError, match=rf"image top: expected one image \[h, w, 3\], found {found}$"):
+        observations.images(
+            {"image": {"top": sent}}, ["top"], lambda _, one: one, rows=1, single=True, may_be_off=False
+        )
+    with pytest.raises(DataError, match=rf"state: expected 3 numbers, or a batch of them, found {found}$"):
+        observations.numbers({"state": sent}, "state", 3)
+
+
 @pytest.mark.parametrize("may_be_off", [True, False])
 def test_a_camera_that_is_off_in_some_rows_is_refused_by_name(may_be_off: bool) -> None:
     sent = {"image": {"top": [np.zeros((2, 4, 3), np.uint8), None]}}

@@ -45,7 +45,7 @@ def message(value: Any) -> bytes:
         (message(msgpack.Timestamp(1, 2)), "exceeds max_ext_len"),
         (message([[[]] * 4000] * 20), "more than 65536 items"),
         (message([dict.fromkeys(map(str, range(100)))] * 60), "more than 4096 entries"),
-        (message({b"__ndarray__": True}), "b'dtype'"),
+        (message({b"__ndarray__": True}), "an array's map without b'data', b'dtype', b'shape'"),
         *(
             (message(ARRAY | {b"dtype": dtype}), "the dtype")
             for dtype in (

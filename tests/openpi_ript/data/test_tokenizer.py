@@ -7,7 +7,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from chunkwise.errors import ConfigError
 from chunkwise.files import budget
-from openpi_ript.data.tokenizer import PromptTokenizer, discretise
+from openpi_ript.data.tokenizer import MOST_TOLD, PromptTokenizer, discretise
 
 WORDS = ["grab", "the", "screwdriver", "Task:", "State:", "Action:", "red", "blue", "cube", "push", "to", "left"]
 
@@ -87,6 +87,17 @@ def test_long_prompt_is_cut_with_a_warning(model_file: Path) -> None:
         tokens, mask = short.encode("push the red cube to the left")
     assert mask.all()
     np.testing.assert_array_equal(tokens, long.encode("push the red cube to the left")[0][:4])
+
+
+def test_prompts_that_differ_at_every_step_are_not_all_told(model_file: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """A warning is kept by Python, and a server's log grows with it."""
+    short = PromptTokenizer(model_file, 4)
+    for step in range(3 * MOST_TOLD):
+        short.encode(f"step {step} " + "move it now " * 50)
+    texts = [str(one.message) for one in recwarn]
+    assert len(texts) == MOST_TOLD + 1
+    assert max(map(len, texts)) < 200
+    assert [text.endswith("no more of them are told") for text in texts[-2:]] == [False, True]
 
 
 def test_missing_or_broken_file_says_where_to_get_it(tmp_path: Path) -> None:

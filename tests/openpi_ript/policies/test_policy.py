@@ -390,7 +390,7 @@ def test_bad_images_noise_and_missing_entries_are_refused(acting: Policy):
         acting.infer(floats)
     flat = observation()
     flat["image"]["base_0_rgb"] = np.zeros((28, 28), np.uint8)
-    with pytest.raises(DataError, match=r"expected one image \[h, w, 3\], found shape \[28, 28\]"):
+    with pytest.raises(DataError, match=r"expected one image \[h, w, 3\], found uint8 \[28, 28\]"):
         acting.infer(flat)
     flat["image"]["base_0_rgb"] = np.zeros((0, 28, 3), np.uint8)
     with pytest.raises(DataError, match=r"expected \[height, width, 3\], found shape \(0, 28, 3\)"):
