@@ -7,6 +7,7 @@ import importlib.util
 import io
 import itertools
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -222,7 +223,8 @@ def _require_each_once(config: ExperimentConfig, arguments: Sequence[str]) -> No
 
 def _goes_on(config: ExperimentConfig) -> bool:
     """Whether a run goes on; one that is told to is a new one where its folder holds none, as a scheduler's first."""
-    return config.run.resume and config.run.dir is not None and Path(config.run.dir, CONFIG).expanduser().exists()
+    run = config.run
+    return run.resume and run.dir is not None and os.path.exists(os.path.join(os.path.expanduser(run.dir), CONFIG))
 
 
 def _require_read(config: ExperimentConfig, arguments: Sequence[str]) -> None:

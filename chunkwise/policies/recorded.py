@@ -265,7 +265,10 @@ class RobotEpisode:
                     shape = list(images[name].shape)
                     raise DataError(f"{key}: expected sides of up to {MAX_JPEG_SIDE}, as JPEG has, found {shape}")
             elif key.startswith(DEPTH_MAPS) and x.ndim == 2 and x.size and x.dtype.name in DEPTH_DTYPES:
-                depth[key.removeprefix(DEPTH_MAPS)] = np.array(x, x.dtype.newbyteorder("="))
+                name = key.removeprefix(DEPTH_MAPS)
+                if name in depth:
+                    raise DataError(f"{key}: expected a depth map's name once in an observation, found {name} twice")
+                depth[name] = np.array(x, x.dtype.newbyteorder("="))
             elif x.ndim == 0 and x.dtype.kind in "fiu":
                 singles[key] = x
             elif x.ndim == 1 and x.dtype.kind in "fiu" and (x.size or name in STATES):

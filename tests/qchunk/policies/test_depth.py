@@ -125,6 +125,9 @@ def test_what_a_policy_was_sent_is_recorded_and_trained_on(tmp_path: Path):
             sent["either"] = seen.astype(np.uint16 if step else np.float32)
             observation = {"state": rng.normal(size=14), "depth": sent | {"double": seen / 7.0}}
             recorded_steps.add(step, observation, rng.normal(size=14).astype(np.float32), person=False)
+        twice = {"state": np.zeros(14), "depth": {"cam_high": maps[0]}, "depth/cam_high": maps[0]}
+        with pytest.raises(DataError, match="depth/cam_high: expected a depth map's name once in an observation"):
+            recorded_steps.add(8, twice, np.zeros(14, np.float32), person=False)
         assert recorded_steps.left_out == [
             "depth/either: in float32 and uint16",
             "depth/tilted: of shape [8, 16] at the first step and [7, 16] at step 1",
