@@ -206,9 +206,8 @@ def _no_policy(rows: int, dtype: Dtype) -> Call:
 
 def main(config: DrivingConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
-    require_reachable(
-        {"data.path": config.data.path, "waypoints.weights": config.waypoints and config.waypoints.weights}
-    )
+    named = {"data.path": config.data.path, "waypoints.weights": config.waypoints and config.waypoints.weights}
+    processes.on_all(lambda: require_reachable(named))
     hold, longest = config.rollout and config.rollout.hold, config.data.longest_hold
     if hold is not None and hold > longest and not config.run.resume:  # those of before go on
         raise ConfigError(

@@ -14,6 +14,7 @@ from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.saved import flatten, resume_rules
 from chunkwise.data.verdict import Verdict
 from chunkwise.distributed import processes
+from chunkwise.distributed.ray_cluster import require_answers
 from chunkwise.errors import ConfigError, DataError, MismatchError, RunError
 from chunkwise.files.budget import read_bytes
 from chunkwise.printable import say
@@ -39,15 +40,15 @@ from openpi_ript.tasks.value_labels import ValueLabels
 
 def main(config: OpenpiRiptConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
-    require_reachable(
-        {
-            "data.path": config.data.path,
-            "data.norm_stats": config.data.norm_stats,
-            "tokenizer": config.tokenizer,
-            "weights": config.weights,
-            "env.initial_states": (config.env and config.env.initial_states) or None,
-        }
-    )
+    named = {
+        "data.path": config.data.path,
+        "data.norm_stats": config.data.norm_stats,
+        "tokenizer": config.tokenizer,
+        "weights": config.weights,
+        "env.initial_states": (config.env and config.env.initial_states) or None,
+    }
+    processes.on_all(lambda: require_reachable(named))
+    processes.on_all(lambda: require_answers(config.fleet.address))
     if not config.run.resume:  # a run of before may have been begun so
         _require_effect(config)
     _require_playable(config)

@@ -17,6 +17,7 @@ from chunkwise.cli.named_paths import require_reachable
 from chunkwise.data import norm_stats
 from chunkwise.distributed import processes
 from chunkwise.distributed.division import Division
+from chunkwise.distributed.ray_cluster import require_answers
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Job
 from chunkwise.envs.evaluate import Evaluation
@@ -269,7 +270,8 @@ def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> WithoutData:
 
 def main(config: QChunkConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
-    require_reachable({"data.path": config.data.path})
+    processes.on_all(lambda: require_reachable({"data.path": config.data.path}))
+    processes.on_all(lambda: require_answers(config.fleet.address))
     if config.evaluates_nothing:
         require_evaluated(config.checkpoint.keep_best, "eval.env is None, and data.holdout is 0")
     with RunFolder(config, name) as folder:

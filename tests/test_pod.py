@@ -16,6 +16,9 @@ MORE = {"qchunk": ("--data.task", "None", "--eval.env", "None")}
 """What a package's debug config has beside its data's path that these tests' data do not."""
 
 
+QUICK = ("--train.steps", "2", "--train.batch-size", "4", "--eval.blind-updates", "2", "--eval.plotted-moments", "0")
+
+
 def test_batches_of_every_package_do_not_depend_on_who_reads_them(tmp_path: Path):
     """With the names under which each package's data are opened, which `.ci/full` relies on."""
     for package, data in small_data(tmp_path).items():
@@ -42,6 +45,15 @@ def small_data(folder: Path) -> dict[str, Path]:
 
 def test_two_processes_train_as_one(tmp_path: Path):
     pod.check_equality(TOY, tmp_path, OPTIONS)
+
+
+@pytest.mark.long
+def test_two_processes_begin_with_the_weights_of_another_run(tmp_path: Path):
+    config, options = "configs/driving/debug.py", ["--data.path", str(small_data(tmp_path)["driving"]), *QUICK]
+    first = pod.finish(config, tmp_path / "first", [*options, "--run.seed", "1"], processes=1, devices=1)
+    options += ["--waypoints.weights", str(tmp_path / "first")]
+    alone = pod.finish(config, tmp_path / "alone", options, processes=1, devices=2)
+    assert pod.finish(config, tmp_path / "together", options, processes=2, devices=1) == alone != first
 
 
 @pytest.mark.long

@@ -139,10 +139,34 @@ def run_on_primary(act: Callable[[], object]) -> None:
 
 
 def primary_then_all(make: Callable[[], T]) -> T:
-    """Calls `make` on every process, on the first one before the others: what it leaves on disk they find there."""
+    """Calls `make` on every process, on the first one before the others: what it leaves on disk they find there.
+
+    Raises:
+      RunError: As `on_all`.
+    """
     made: list[T] = []
     broadcast_one_to_all(lambda: made.append(make()))
-    return made[0] if made else make()
+    return on_all(lambda: made[0] if made else make())
+
+
+def on_all(make: Callable[[], T]) -> T:
+    """Calls `make` on every process, and returns what it gave here once all are done.
+
+    Raises:
+      RunError: As `make` raised it here, else as it did on another process, which the message names: all end alike.
+    """
+    made: list[T] = []
+    refused: RunError | None = None
+    try:
+        made.append(make())
+    except RunError as error:
+        refused = error
+    said = gather(json.dumps(None if refused is None else [kind(refused), refused.args]))
+    if refused is not None:
+        raise refused
+    for process, (name, (first, *more)) in ((i, json.loads(text)) for i, text in enumerate(said) if text != "null"):
+        raise getattr(errors, name)(f"process {process}: {first}", *more)
+    return made[0]
 
 
 def gather(text: str) -> list[str]:

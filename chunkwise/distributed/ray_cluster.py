@@ -11,9 +11,11 @@ import ipaddress
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,8 @@ from chunkwise.config.experiment import FleetConfig
 from chunkwise.config.installed import pip_install
 from chunkwise.errors import ConfigError, StopRequested, one_line
 
+ANSWER_SECONDS = 30.0
+"""That a cluster has to listen at the address that is named: it may be started beside the run."""
 SECONDS_TO_END = 30.0
 """That a cluster of a run's own may take to end."""
 _QUIET: dict[str, Any] = {"logging_level": "error"}
@@ -69,6 +73,7 @@ def connected(address: str) -> Iterator[None]:
         except ModuleNotFoundError as error:
             raise ConfigError(f"fleet.address is {address}, which needs Ray: {pip_install('fleet')}") from error
         if not ray.is_initialized():
+            require_answers(address)
             handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
             found = stack.enter_context(_own_cluster()) if address == "local" else address
             try:
@@ -89,6 +94,27 @@ def connected(address: str) -> Iterator[None]:
             if isinstance(error.__cause__, StopRequested | KeyboardInterrupt):
                 raise error.__cause__ from None
             raise
+
+
+def require_answers(address: str | None) -> None:
+    """Raises ConfigError where a cluster is named by host and port, and nothing listens there.
+
+    Ray itself tries for a quarter of an hour, and a run connects only when its first rollouts are due.
+    """
+    if address is None or address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    until = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:  # ValueError: no number, or a name that is none
+            if time.monotonic() >= until or not isinstance(error, OSError):
+                raise ConfigError(
+                    f"fleet.address is {address}: expected a Ray cluster there, found nothing that listens: {error}"
+                ) from error
+        time.sleep(0.5)
 
 
 @contextlib.contextmanager

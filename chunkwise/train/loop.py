@@ -165,7 +165,7 @@ class _Run:
         rules = resume_rules(type(config))
         marks = fingerprint(flatten(config), rules) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
         same_everywhere = {name: value for name, value in flatten(config).items() if name != "run.dir"}
-        processes.require_same(same_everywhere | marks | machine.program())
+        processes.require_same(same_everywhere | marks | machine.shared(config))
         self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks, folder.kept, rules=rules)
 
     def run(self) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.packages import PACKAGES
 from chunkwise.config.saved import flatten
 from chunkwise.distributed import processes
 from chunkwise.distributed.cores import cores
@@ -66,6 +67,25 @@ def program() -> dict[str, str]:
     versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
     values = {name: getattr(jax.config, name) for name in _SETTINGS}
     return versions | {name: "" if value == _SETTINGS[name] else str(value) for name, value in values.items()}
+
+
+def shared(config: ExperimentConfig) -> dict[str, str]:
+    """Returns what all processes of a run share: `program`, and hashes of the source, this project's and the user's."""
+    if not processes.is_multiprocess():
+        return program()
+    own = {f"source of {name}": sum_ for name, sum_ in own_code(config).items()}
+    return program() | own | {"source of chunkwise": _source_of_all()}
+
+
+def _source_of_all() -> str:
+    """A hash over the source files of this project, by their places in their packages."""
+    found = hashlib.sha256()
+    for name in ("chunkwise", *PACKAGES):
+        spec = importlib.machinery.PathFinder.find_spec(name)
+        folder = Path(__file__).parents[2] / name if spec is None or spec.origin is None else Path(spec.origin).parent
+        for path in sorted(folder.rglob("*.py")):
+            found.update(f"{name}/{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
 
 
 def _cores_of_xla() -> int:

@@ -207,6 +207,8 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         self._files.__exit__(kind, error, trace)
+        if kind is None:  # a report, or a logger's last lines, take as long as they take; the others' end does not wait
+            processes.gather("")
 
     def require_same_files(self, files: Files) -> None:
         """Compares the files of a dataset with those that the run was started with; at its first start they are noted

@@ -291,8 +291,9 @@ def _with_parts(state: TrainState, parts: dict[str, Any]) -> TrainState:
     """A fresh state with parts of its weights, and of their average, replaced, by the first name of each."""
 
     def put(new: Any, old: Any) -> Any:
-        # Copied: on the CPU device_put shares memory, and the state is going to be donated.
-        return jnp.copy(jax.device_put(new, old.sharding))
+        # From the host: another process has no part in an array on this one's device. Copied: on the CPU device_put
+        # shares memory, and the state is going to be donated.
+        return jnp.copy(jax.device_put(np.asarray(new), old.sharding))
 
     fresh = {name: jax.tree.map(put, part, state.params[name]) for name, part in parts.items()}
     ema = {**state.ema, **jax.tree.map(jnp.copy, fresh)} if state.ema else {}

@@ -46,6 +46,18 @@ def make():
     (folder / str(me)).touch()
     return me
 assert processes.primary_then_all(make) == me
+assert processes.on_all(lambda: me) == me
+def refuse():
+    if me == 1:
+        raise DataError("no file here", "mount it")
+    return 3
+for act in (processes.on_all, processes.primary_then_all):
+    try:
+        act(refuse)
+    except DataError as error:
+        assert error.args == (("process 1: " if me == 0 else "") + "no file here", "mount it"), error.args
+    else:
+        raise AssertionError
 processes.run_on_primary((folder / f"done{me}").touch)
 assert (folder / "done0").exists() and not (folder / "done1").exists()
 processes.require_same({"seed": 3})

@@ -1,4 +1,6 @@
+import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 
+from chunkwise import get_config
 from chunkwise.config.experiment import TrainConfig
 from chunkwise.errors import DataError, StorageError
 from chunkwise.train import machine
@@ -122,6 +125,32 @@ def test_names_that_are_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     assert all(map(hashed, ("mine:Env", "mine:Env:its-task", "mine:MyEnv-v0", "mine:ns/My-v0")))
     assert not any(map(hashed, ("mine.os:Env", "nothing:Env", "cube-single-play-singletask-task2-v0")))
+
+
+def test_processes_of_other_source_are_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What one of several processes shares has a hash of the project's source, and of the user's own."""
+    names = ("alpha_source", "beta_source")
+    for name in names:
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "__init__.py").touch()
+        (tmp_path / name / "inner/part.py").write_text("x = 1\n")
+    (tmp_path / "mine.py").write_text("y = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(machine, "PACKAGES", names)
+    config = dataclasses.replace(get_config("qchunk/debug"), eval=EvalConfig(env="mine:Env"))
+    assert machine.shared(config) == machine.program(), "alone there is nothing to compare with"
+    monkeypatch.setattr(machine.processes, "is_multiprocess", lambda: True)
+    seen = [machine.shared(config)]
+    for file, text in (
+        ("beta_source/inner/part.py", "x = 2\n"),
+        ("beta_source/inner/other.py", ""),
+        ("mine.py", "y = 2\n"),
+    ):
+        assert machine.shared(config) == seen[-1]
+        (tmp_path / file).write_text(text)
+        seen.append(machine.shared(config))
+    changed = [[name for name in now if now[name] != before[name]] for before, now in itertools.pairwise(seen)]
+    assert changed == [["source of chunkwise"], ["source of chunkwise"], ["source of mine:Env"]]
 
 
 def test_a_setting_of_jax_by_which_numbers_are_others_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
