@@ -363,16 +363,17 @@ def _judge(config: QChunkConfig, run: Path, dataset: data.Dataset) -> None:
 
 def _rendered(config: QChunkConfig, dataset: data.Dataset) -> tuple[str, ...]:
     """What is said where environments render images of another size than was recorded."""
-    acts = config.eval.env is not None or config.online is not None
-    if not acts or not dataset.cameras or not isinstance(dataset.source, AlohaSource):
+    acting = {config.eval.env, config.online and config.online.env} - {None}
+    rendered = any(simulators.renders_at_a_size(name) for name in acting if name is not None)
+    if not rendered or not dataset.cameras or not isinstance(dataset.source, AlohaSource):
         return ()
     images = dataset.source.images_of[0]
     sizes = {(images[f"{COLOUR}/{name}"].height, images[f"{COLOUR}/{name}"].width) for name in dataset.cameras}
     if config.eval.render_size in sizes:
         return ()
-    (height, width), rendered = min(sizes), " x ".join(map(str, config.eval.render_size))
+    (height, width), asked = min(sizes), " x ".join(map(str, config.eval.render_size))
     return (
-        f"cameras were recorded at {height} x {width}, and environments render them at eval.render_size {rendered}, so "
+        f"cameras were recorded at {height} x {width}, and environments render them at eval.render_size {asked}, so "
         f"that a policy sees other pixels there; --eval.render-size {height} {width} renders what was recorded",
     )
 

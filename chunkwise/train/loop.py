@@ -225,8 +225,10 @@ class _Run:
             self.shardings,
         )
         restored = self.checkpoints.restore(abstract)
+        if self.interaction is not None:  # which may refuse, before anything of the run's folder is changed
+            self.interaction.rewind(None if restored is None else restored[1].position)
         if restored is None:
-            self.step, position, interacted = 0, None, False
+            self.step, interacted = 0, False
             init = jax.jit(self.task.init, out_shardings=self.shardings)
             key = rngs.key(self.config.run.seed, "init")
             processes.compile_together(init, key)
@@ -239,7 +241,6 @@ class _Run:
                 print(note, flush=True)
         else:
             self.state, progress = restored
-            position = progress.position
             self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
             self.skipped_in_a_row, interacted = progress.skipped_in_a_row, progress.interacted
             made_up = self.folder.go_on(self.step, progress.metrics_bytes, evaluated=self.evaluated)
@@ -250,7 +251,6 @@ class _Run:
             data = self.task.data_fingerprint()
             provenance.note(self.folder.path, step=self.step, seed=self.config.run.seed, data=data)
         if self.interaction is not None:
-            self.interaction.rewind(position)
             self.home = Home(position=self.interaction.position(), interacted=interacted)
         self.clock.charge("start", self.began)
 

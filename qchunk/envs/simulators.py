@@ -78,6 +78,11 @@ def make(name: str, view: View | None = None, rules: Rules = USUAL, *, video: bo
     return environment.make(spec)
 
 
+def renders_at_a_size(name: str) -> bool:
+    """Whether an environment renders at the size that it is asked for; Gymnasium's show images of their own size."""
+    return name in OWN or names.split_name(name)[0] != "gymnasium"
+
+
 def require_widths(
     field: str,
     name: str,

@@ -170,7 +170,7 @@ class Online:
           StorageError: A log cannot be written.
         """
         saved = (position or {}).get("render_size", self._render_size)
-        if saved != self._render_size:
+        if saved != self._render_size and simulators.renders_at_a_size(self._online.env):
             raise MismatchError(
                 f"eval.render_size is {self._render_size}, and {saved} where the online images of this run were "
                 f"rendered; expected --eval.render-size {' '.join(map(str, saved))}, or a new folder"

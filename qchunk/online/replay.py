@@ -31,6 +31,10 @@ from qchunk.data import Batch, Dataset, Observations
 FOLDER, FRAMES, LAYOUT = "replay", "frames.bin", "layout.json"
 STATES = ("qpos", "state")
 """State arrays that a record may have."""
+_OTHERWISE = (
+    "Restore the file; or move the newest save out of checkpoints/, and the run goes on from the one before, if its "
+    "records are whole; or start anew in another folder"
+)
 Records = np.ndarray
 """One-dimensional structured array of the log's dtype."""
 
@@ -136,14 +140,14 @@ class Log:
             if found < size:
                 raise DataError(
                     f"{self.path}: expected {rows} records ({size} bytes), as when the checkpoint was made, found "
-                    f"{found} bytes. Restore the file, or start anew in another folder"
+                    f"{found} bytes. {_OTHERWISE}"
                 )
         in_bytes: Any = records.view(np.uint8)
         self.rows, self.crc32 = rows, zlib.crc32(in_bytes, self.crc32)
         if self.crc32 != crc32:
             raise DataError(
                 f"{self.path}: the checksum of {rows} records is {self.crc32}, {crc32} when the checkpoint was made: "
-                "it is damaged. Restore the file, or start anew in another folder"
+                f"it is damaged. {_OTHERWISE}"
             )
         return records
 

@@ -217,4 +217,4 @@ def test_images_of_another_size_than_recorded_are_said(tmp_path: Path):
     (note,) = said(env="aloha-transfer-cube")
     assert f"recorded at {size[0]} x {size[1]}, and environments render them at eval.render_size 480 x 640" in note
     assert f"--eval.render-size {size[0]} {size[1]} renders" in note
-    assert said(env="aloha-transfer-cube", render_size=size) == said(env=None) == ()
+    assert said(env="aloha-transfer-cube", render_size=size) == said(env=None) == said(env="Pendulum-v1") == ()

@@ -26,6 +26,10 @@ from chunkwise.files import trust
 FPS = 30  # where an environment does not say how many steps a second it is shown with
 RENDER = "render"
 SUCCESS = ("is_success", "success")
+_WRAPPED = (
+    "gymnasium.wrappers change what is observed: register what they make under an id, with gymnasium.register in a "
+    "module of your own, and name it module:id"
+)
 
 
 class GymnasiumEnv:
@@ -67,8 +71,7 @@ class GymnasiumEnv:
         odd = [name for name, part in parts.items() if not isinstance(part, spaces.Box)]
         if odd:
             raise ConfigError(
-                f"{spec.task} observes {shown}; expected a Box, or a Dict of them, found {', '.join(odd)}; "
-                "gymnasium.wrappers change what is observed, in a module:factory of your own"
+                f"{spec.task} observes {shown}; expected a Box, or a Dict of them, found {', '.join(odd)}; " + _WRAPPED
             )
         self._named = isinstance(shown, spaces.Dict)
         self._images = {
@@ -79,8 +82,7 @@ class GymnasiumEnv:
         if lost and not self._named and RENDER not in spec.cameras:
             raise ConfigError(
                 f"{spec.task} observes uint8 numbers of shape {shown.shape}; expected an image (h, w, 3), or a Box of "
-                "another type or number of axes; gymnasium.wrappers change what is observed, in a module:factory of "
-                "your own"
+                f"another type or number of axes; {_WRAPPED}"
             )
         unknown = [name for name in spec.cameras if name not in (*self._cameras, RENDER)]
         if unknown:
@@ -92,7 +94,7 @@ class GymnasiumEnv:
         if lost:
             warnings.warn(
                 f"{spec.task}: left out of what is observed, {', '.join(f'{name} {lost[name]}' for name in lost)}; "
-                "expected images (h, w, 3), which gymnasium.wrappers make of them, in a module:factory of your own",
+                f"expected images (h, w, 3); {_WRAPPED}",
                 stacklevel=2,
             )
         self._spec, self._latest = spec, dict[str, np.ndarray]()

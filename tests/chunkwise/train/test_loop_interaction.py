@@ -16,7 +16,7 @@ import pytest
 
 from chunkwise.config.experiment import CheckpointConfig, TrainConfig
 from chunkwise.distributed import stopping
-from chunkwise.errors import PreemptedError
+from chunkwise.errors import DataError, PreemptedError
 from chunkwise.state import TrainState
 from chunkwise.train import loop
 from chunkwise.train.clock import Clock
@@ -169,6 +169,35 @@ def test_an_interrupted_interaction_ends_as_an_untouched_one(
         train_in_world(config, **hooks)
     digest, world = train_in_world(resumed(config))
     assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
+
+
+def test_a_start_that_an_interaction_refuses_changes_nothing(
+    tmp_path: Path, untouched: tuple[str, list[float], bytes], monkeypatch: pytest.MonkeyPatch
+):
+    """Neither the config that it was compared with, nor what metrics.jsonl has behind the save."""
+
+    def crash(at: int) -> None:
+        if at == 19:
+            raise Crash
+
+    config = toy_config(tmp_path)
+    with pytest.raises(Crash):
+        train_in_world(config, on_batch=crash)
+    files = [tmp_path / name for name in ("config.json", "metrics.jsonl", "machine.json")]
+    (tmp_path / "metrics.jsonl").write_bytes(files[1].read_bytes() + b'{"step": 18, "split": "train"}\n')
+    before = [file.read_bytes() for file in files]
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=40, log_every=4))
+
+    def refuse(world: World, position: Any) -> None:
+        raise DataError("numbers: damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(World, "rewind", refuse)
+        with pytest.raises(DataError, match="numbers: damaged"):
+            train_in_world(resumed(longer))
+    assert [file.read_bytes() for file in files] == before
+    digest, world = train_in_world(resumed(config))
+    assert (digest, world.numbers, files[1].read_bytes()) == untouched
 
 
 @pytest.mark.parametrize("step", [7, 13])
