@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import math
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -303,9 +304,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    out = shlex.quote(str(found.out))
     print(
-        f"next: python -m openpi_ript.inspect {found.out}, then train on it "
-        f"with --data.path {found.out}; where data.advantage is on, --data.init-key {GROUP} finds the groups"
+        f"next: python -m openpi_ript.inspect {out}, then train on it with --data.path {out}; where data.advantage is "
+        f"on, --data.init-key {GROUP} finds the groups"
     )
     return 0
 

@@ -48,7 +48,6 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         "env.initial_states": (config.env and config.env.initial_states) or None,
     }
     processes.on_all(lambda: require_reachable(named))
-    processes.on_all(lambda: require_answers(config.fleet.address))
     if not config.run.resume:  # a run of before may have been begun so
         _require_effect(config)
     _require_playable(config)
@@ -56,6 +55,8 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         say(note)
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
+        if folder.plays and config.env is not None:
+            processes.on_all(lambda: require_answers(config.fleet.address))
         if not folder.begun:  # of a new one, too, that is always told to go on, as a study's and a scheduler's are
             _require_effect(config)
         played = processes.broadcast_one_to_all(lambda: _require_fit(config))

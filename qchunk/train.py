@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -100,7 +101,9 @@ class QChunkTask:
         videos = run_summary.videos_of(self.folder)
         look = [f"look at: {videos[-1]}"] if videos else []
         env = self.config.eval.env
-        run = f"{self.folder}" + (f" --allow-code {factory}" if (factory := self.config.agent.factory) else "")
+        run = shlex.quote(str(self.folder)) + (
+            f" --allow-code {factory}" if (factory := self.config.agent.factory) else ""
+        )
         again = f"chunkwise evaluate {run}{f' --env {env}' if ':' in env else ''}, " if env is not None else ""
         print(*look, f"next: {again}chunkwise serve {run}", sep="\n", flush=True)
 
@@ -271,11 +274,12 @@ def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> WithoutData:
 def main(config: QChunkConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
     processes.on_all(lambda: require_reachable({"data.path": config.data.path}))
-    processes.on_all(lambda: require_answers(config.fleet.address))
     if config.evaluates_nothing:
         require_evaluated(config.checkpoint.keep_best, "eval.env is None, and data.holdout is 0")
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
+        if folder.plays and (config.eval.env is not None or config.online is not None):
+            processes.on_all(lambda: require_answers(config.fleet.address))
         processes.run_on_primary(lambda: _record_if_missing(config, begun=folder.begun))
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
         dataset = dataclasses.replace(dataset, shrunk=_shrunk(folder.path, dataset))
@@ -364,7 +368,7 @@ def _judge(config: QChunkConfig, run: Path, dataset: data.Dataset) -> None:
 def _rendered(config: QChunkConfig, dataset: data.Dataset) -> tuple[str, ...]:
     """What is said where environments render images of another size than was recorded."""
     acting = {config.eval.env, config.online and config.online.env} - {None}
-    rendered = any(simulators.renders_at_a_size(name) for name in acting if name is not None)
+    rendered = any(simulators.renders_at_a_size(name, dataset.cameras) for name in acting if name is not None)
     if not rendered or not dataset.cameras or not isinstance(dataset.source, AlohaSource):
         return ()
     images = dataset.source.images_of[0]

@@ -23,6 +23,7 @@ from chunkwise.errors import ConfigError
 
 Config = TypeVar("Config", bound=ExperimentConfig)
 DEBUG = "configs/qchunk/debug.py"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 SHORT = {"--dry-run": "--run.dry-run", "--profile": "--run.profile"}
 
 
@@ -222,9 +223,25 @@ def _require_each_once(config: ExperimentConfig, arguments: Sequence[str]) -> No
 
 
 def _goes_on(config: ExperimentConfig) -> bool:
-    """Whether a run goes on; one that is told to is a new one where its folder holds none, as a scheduler's first."""
+    """Whether a run goes on; one that is told to is a new one where its folder holds none, as a scheduler's first.
+
+    What lies there is what chunkwise/train/run_dir.py asks for: a run that failed before its first update is none.
+    """
     run = config.run
-    return run.resume and run.dir is not None and os.path.exists(os.path.join(os.path.expanduser(run.dir), CONFIG))
+    if not run.resume or run.dir is None:
+        return False
+    folder = os.path.expanduser(run.dir)
+    there = {name for name in ("metrics.jsonl", "done.json", "checkpoints", "rollouts") if _holds(folder, name)}
+    return _holds(folder, CONFIG) and bool(there)
+
+
+def _holds(folder: str, name: str) -> bool:
+    """Whether a folder has a file or folder of this name that is not empty."""
+    path = os.path.join(folder, name)
+    try:
+        return bool(os.listdir(path)) if os.path.isdir(path) else os.path.getsize(path) > 0
+    except (OSError, ValueError):
+        return False
 
 
 def _require_read(config: ExperimentConfig, arguments: Sequence[str]) -> None:
@@ -271,8 +288,8 @@ def _switches(arguments: Sequence[str]) -> list[str]:
 
 
 def _plain(box: str) -> list[str]:
-    """What tyro says in a box, as lines without it."""
-    rows = [line.strip() for line in box.splitlines()]
+    """What tyro says in a box, as lines without it, and without the colours that it has in a terminal."""
+    rows = [line.strip() for line in _COLOUR.sub("", box).splitlines()]
     inside = [row.strip("│").rstrip() for row in rows if row.startswith("│")]
     said = [row[1:] for row in inside if row.strip(" ─") and "full helptext" not in row and not row.endswith(" --help")]
     return said or rows or ["the command line was refused"]

@@ -164,7 +164,8 @@ def on_all(make: Callable[[], T]) -> T:
     said = gather(json.dumps(None if refused is None else [kind(refused), refused.args]))
     if refused is not None:
         raise refused
-    for process, (name, (first, *more)) in ((i, json.loads(text)) for i, text in enumerate(said) if text != "null"):
+    for process, (name, words) in ((i, json.loads(text)) for i, text in enumerate(said) if text != "null"):
+        first, *more = words or [name]
         raise getattr(errors, name)(f"process {process}: {first}", *more)
     return made[0]
 

@@ -11,6 +11,7 @@ OUT/policy.py            imports jax, numpy and safetensors alone; `load(OUT)(ob
 
 import argparse
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -112,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(
-        f"exported step {policy.step} of {found.run} to {found.out}\nnext: python {found.out}/policy.py prints its spec"
+        f"exported step {policy.step} of {found.run} to {found.out}\nnext: python "
+        f"{shlex.quote(str(found.out / 'policy.py'))} prints its spec"
     )
     return 0
 

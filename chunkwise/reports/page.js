@@ -1,8 +1,8 @@
 "use strict";
 // Draws the curves of the page from the numbers in #data. Texts are set as text, never as markup.
 const data = JSON.parse(document.getElementById("data").textContent);
-const COLOURS = ["#d1741f", "#2f6db3", "#3d9357", "#b0444b", "#7b5ea7", "#8a6a4f", "#c2699e", "#5f6a73", "#9a9a2a",
-  "#2a9aa8"];
+// Okabe and Ito's, which people tell apart who do not see red or green, without their yellow, and a grey.
+const COLOURS = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
 const W = 420, H = 230, LEFT = 52, RIGHT = 16, TOP = 8, BOTTOM = 24;
 const hidden = new Set();
 let smooth = 0, logarithmic = false;
@@ -28,8 +28,8 @@ function short(value, step = 0) {
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(Math.max(2, Math.min(15, apart)));
   return String(Number(value.toPrecision(digits + 1)));
 }
-function ticks(low, high) {
-  const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
+function ticks(low, high, least = 0) {
+  const rough = Math.max((high - low) / 5, least), power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= rough);
   const found = [], first = Math.ceil(low / step);
   for (let k = 0; k < 8 && (first + k) * step <= high + step * 1e-9; k++) found.push((first + k) * step);
@@ -45,7 +45,8 @@ function smoothed(values) {
   });
 }
 function colour(series) { return COLOURS[data.keys.indexOf(series.key) % COLOURS.length]; }
-function dashes(series) { return ["none", "6 3", "2 3"][Math.floor(data.keys.indexOf(series.key) / COLOURS.length) % 3]; }
+function turn(series) { return Math.floor(data.keys.indexOf(series.key) / COLOURS.length) % 3; }
+function dashes(series) { return ["none", "6 3", "2 3"][turn(series)]; }
 
 function draw(card, chart) {
   card.replaceChildren();
@@ -64,11 +65,12 @@ function draw(card, chart) {
   if (chart.name === "success" && !log) [low, high] = [0, 1];
   // Not the same to the last bits is the same: no ticks fit between.
   if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) { low -= Math.abs(low) / 10 || 0.5; high += Math.abs(high) / 10 || 0.5; }
-  const first = Math.min(...lines.map((line) => line.x[0]));
+  let first = Math.min(...lines.map((line) => line.x[0]));
+  if (lines.every((line) => line.x.at(-1) === first)) first = 0;  // one point each: by itself it has no scale
   const last = Math.max(...lines.map((line) => line.x.at(-1)), first + 1);
   const px = (x) => LEFT + (x - first) / (last - first) * (W - LEFT - RIGHT);
   const py = (y) => H - BOTTOM - (scale(y) - low) / (high - low) * (H - TOP - BOTTOM);
-  const across = ticks(first, last), upwards = ticks(low, high);
+  const across = ticks(first, last, 1), upwards = ticks(low, high);
   for (const tick of upwards) {
     const y = H - BOTTOM - (tick - low) / (high - low) * (H - TOP - BOTTOM);
     svg("line", { class: "axis", x1: LEFT, x2: W - RIGHT, y1: y, y2: y }, picture);
@@ -80,6 +82,7 @@ function draw(card, chart) {
     svg("text", { class: "tick", x: edge ? W - 1 : px(tick), y: H - 8, "text-anchor": edge ? "end" : "middle" }, picture,
       short(tick, across[1] - across[0]));
   }
+  svg("text", { class: "tick", x: 0, y: H - 8 }, picture, "updates");
   for (const line of lines) {
     if (line.low) {
       const there = line.x.map((x, k) => [x, line.low[k], line.high[k]]).filter((p) => p[1] !== null && (!log || p[1] > 0));
@@ -126,7 +129,8 @@ function tools() {
     const button = html("button", place);
     const mark = html("span", button);
     mark.className = "key";
-    mark.style.background = COLOURS[data.keys.indexOf(key) % COLOURS.length];
+    mark.style.borderTopColor = colour({ key });
+    mark.style.borderTopStyle = ["solid", "dashed", "dotted"][turn({ key })];
     button.append(key);
     button.addEventListener("click", () => {
       hidden.has(key) ? hidden.delete(key) : hidden.add(key);

@@ -44,7 +44,7 @@ def page(runs: Mapping[str, RunRecord], *, beside: Path, refresh_s: int = 0, fil
     filmed = states.filmed(runs, room=film_mib * 2**20) if len(runs) > 1 else states.Filmed()
     pairs = itertools.combinations(runs.items(), 2)
     sections = {
-        "Results": _results(lines, results.not_shown(rows, columns), results.unmeasured(runs, rows)),
+        "Results": _results(lines, results.not_shown(rows, columns), results.unmeasured(runs, rows)) + _apart(runs),
         "Outcomes": "".join(states.paired(*pair, filmed) for pair in pairs),
         "Videos by initial state": states.films(runs, filmed),
         "Tasks": _tasks(runs),
@@ -101,8 +101,23 @@ def _results(lines: Sequence[Sequence[str]], rest: Sequence[str], absent: Sequen
     pasted = f"<pre>{text(results.markdown(lines))}</pre><pre>{text(results.latex(lines))}</pre>"
     more = f" Not in the table: {text(', '.join(rest))}." if rest else ""
     more += f" No evaluation of: {text(', '.join(absent))}." if absent else ""
-    note = f'<p class="soft">The newest evaluation of each; intervals are 95 %.{more}</p>'
+    note = f'<p class="soft">The newest evaluation of each in training; intervals are 95 %.{more}</p>'
     return f"{table(head, body)}{note}<details><summary>as Markdown and LaTeX</summary>{pasted}</details>"
+
+
+def _apart(runs: Mapping[str, RunRecord]) -> str:
+    """Evaluations by `chunkwise evaluate`, with what differed from the run's own; empty without any."""
+    lines = []
+    for name, record in runs.items():
+        for one in (one for one in record.evaluations if one.settings):
+            settings = ", ".join(f"{key} {value}" for key, value in one.settings.items())
+            scores = [outcome["score"] for outcome in one.outcomes.values() if "score" in outcome]
+            came = f"{states.share(one.successes, len(one.outcomes))} succeeded"
+            if scores:
+                came = f"score {sum(scores) / len(scores):.3f} in the mean of {len(scores)}"
+            lines.append(f"{name}, step {one.step}, {settings}: {came}")
+    shown = "".join(f"<li>{text(line)}</li>" for line in lines)
+    return f'<p class="soft">Evaluated apart:</p><ul>{shown}</ul>' if lines else ""
 
 
 def curves(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
@@ -118,7 +133,7 @@ def curves(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
             policy, metric = results.split_name(name)
             if metric.endswith(("_low", "_high")) or metric == "episodes" or results.of_task(metric):
                 continue
-            other = "" if several and leading.get(metric) == policy else policy.replace("_", " ")
+            other = "" if several and leading.get(metric) == policy else results.shown_policy(policy).replace("_", " ")
             key = " ".join(filter(None, [run if several else "", other]))
             bounds = [dict(evaluated.get(f"{name}{end}", [])) for end in ("_low", "_high")]
             charts.setdefault((False, metric), []).append(_series(key, points, *bounds))

@@ -11,6 +11,8 @@ from chunkwise.reports.run_record import Evaluated, RunRecord
 
 FIRST = ("success", "return", "length")
 """Columns that come first, where there are such."""
+COUNTS = ("episodes", "env_steps")
+"""Metrics that are no results."""
 MOST_COLUMNS = 8
 _SUFFIXES = ("_low", "_high")
 
@@ -57,6 +59,11 @@ def split_name(name: str) -> tuple[str, str]:
     return (head, rest) if rest else ("", head)
 
 
+def shown_policy(policy: str) -> str:
+    """Returns how a policy or predictor is called: "val" is driving's model on the drives of that split."""
+    return "model on val" if policy == "val" else policy
+
+
 def is_part(metric: str) -> bool:
     """Returns whether a metric is of one step of the chunk or one dimension: error_step_3, error_dim_0."""
     return re.search(r"_(step|dim)_[0-9]+$", metric) is not None
@@ -78,7 +85,7 @@ def rows_of_results(runs: Mapping[str, RunRecord]) -> list[Row]:
         for policy, metrics in found.items():
             newest = max(step for step, _ in metrics.values())
             values = {metric: value for metric, (step, value) in metrics.items() if step == newest}
-            shown = [m for m in values if not m.endswith(_SUFFIXES) and m != "episodes" and not of_task(m)]
+            shown = [m for m in values if not m.endswith(_SUFFIXES) and m not in COUNTS and not of_task(m)]
             known = {metric: value for metric, value in values.items() if math.isfinite(value)}
             cells = {m: Cell(value=values[m], low=known.get(f"{m}_low"), high=known.get(f"{m}_high")) for m in shown}
             episodes = round(known["episodes"]) if "episodes" in known else None
@@ -116,9 +123,17 @@ def not_shown(rows: Iterable[Row], columns: Sequence[str]) -> list[str]:
 def texts(rows: Iterable[Row], columns: Sequence[str]) -> list[list[str]]:
     """Returns the table as texts: a line of headings, then a line a row."""
     lines = [["run", "policy", "updates", "episodes", *columns]]
-    for row in rows:
+    for row in (row for row in rows if not columns or any(name in row.cells for name in columns)):
         cells = [str(row.cells[name]) if name in row.cells else "" for name in columns]
-        lines.append([row.run, row.policy, str(row.step), "" if row.episodes is None else str(row.episodes), *cells])
+        lines.append(
+            [
+                row.run,
+                shown_policy(row.policy),
+                str(row.step),
+                "" if row.episodes is None else str(row.episodes),
+                *cells,
+            ]
+        )
     empty = [k for k, _ in enumerate(lines[0]) if not any(line[k] for line in lines[1:])]
     return [[printable(text) for k, text in enumerate(line) if k not in empty] for line in lines]
 

@@ -22,7 +22,8 @@ State = tuple[str, int, str]
 USUAL_DRIVE: Mapping[str, float] = {"seconds": 15.0, "lead_s": 0.0, "hold": 1}
 """Of drives in closed loop (driving/eval/routes.py), whose reports did not list their settings apart at first."""
 _OF_THE_FOLDER = ("run.dir", "run.resume")
-_WARNING = re.compile(r"\b(warning|error):", re.IGNORECASE)
+_WARNING = re.compile(r"(warning|error):|failed and is left out", re.IGNORECASE)
+"""Of a line of log.txt; an error that ended the run stands there by its class, such as NonFiniteError."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -114,7 +114,8 @@ def paired(a: tuple[str, RunRecord], b: tuple[str, RunRecord], chosen: Filmed) -
         f"<h3>{names[0]} (upper half) and {names[1]} (lower half), state by state</h3><p>{'; '.join(shares)}.{both} "
         f"Both {found.both}, only {names[0]} {found.only_a}, only {names[1]} {found.only_b}, neither {found.neither}; "
         f"McNemar's exact p = {found.p_value:.3g}{unclear}.</p>"
-        f'<div class="states">{marks}</div><p class="soft">{text(ours.file)} and {text(theirs.file)}{films}</p>'
+        f'<div class="states">{marks}</div><p class="soft">Blue succeeded, orange failed. {text(ours.file)} and '
+        f"{text(theirs.file)}{films}</p>"
     )
 
 

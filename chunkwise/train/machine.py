@@ -84,7 +84,9 @@ def _source_of_all() -> str:
         spec = importlib.machinery.PathFinder.find_spec(name)
         folder = Path(__file__).parents[2] / name if spec is None or spec.origin is None else Path(spec.origin).parent
         for path in sorted(folder.rglob("*.py")):
-            found.update(f"{name}/{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+            if path.is_file() and not path.name.startswith("."):  # an editor's lock is a link to nowhere
+                with contextlib.suppress(OSError):
+                    found.update(f"{name}/{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
 
 

@@ -210,6 +210,11 @@ class RunFolder:
         if kind is None:  # a report, or a logger's last lines, take as long as they take; the others' end does not wait
             processes.gather("")
 
+    @property
+    def plays(self) -> bool:
+        """Whether rollouts are to be expected of this start: not of a dry run, nor where the run was done already."""
+        return not self._config.run.dry_run and not (self.path / "done.json").exists()
+
     def require_same_files(self, files: Files) -> None:
         """Compares the files of a dataset with those that the run was started with; at its first start they are noted
         once it begins (`go_on`).

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Literal
 
@@ -12,6 +12,7 @@ from jaxtyping import Float, Float32, UInt8
 from chunkwise.envs import environment, names
 from chunkwise.envs.environment import Environment, EnvSpec
 from chunkwise.envs.failures import Shapes, close_anyway, require_cameras, require_observed
+from chunkwise.envs.suites.gymnasium import RENDER
 from chunkwise.envs.workers import told
 from chunkwise.errors import ConfigError
 from qchunk.config import QChunkConfig
@@ -78,9 +79,15 @@ def make(name: str, view: View | None = None, rules: Rules = USUAL, *, video: bo
     return environment.make(spec)
 
 
-def renders_at_a_size(name: str) -> bool:
-    """Whether an environment renders at the size that it is asked for; Gymnasium's show images of their own size."""
-    return name in OWN or names.split_name(name)[0] != "gymnasium"
+def renders_at_a_size(name: str, cameras: Collection[str]) -> bool:
+    """Whether an environment's cameras depend on the size that is asked for: not where all are images that a
+    Gymnasium environment observes; its camera `render` is resized."""
+    if name in OWN or RENDER in cameras:
+        return True
+    try:
+        return names.split_name(name)[0] != "gymnasium"
+    except ConfigError:  # which whoever makes it says
+        return True
 
 
 def require_widths(

@@ -57,6 +57,8 @@ class Online:
             simulators.require_images(config.online.env, view)
         self._config, self._online, self._policy, self._run = config, config.online, policy, folder
         self._render_size = None if view is None else list(view.render_size)
+        cameras = () if view is None else view.cameras
+        self._sized = simulators.renders_at_a_size(config.online.env, cameras)
         drawn = ~held_out(config.data, dataset.source)
         self._offline_starts = int(dataset.source.lengths[drawn].sum())
         self._players = [
@@ -170,7 +172,7 @@ class Online:
           StorageError: A log cannot be written.
         """
         saved = (position or {}).get("render_size", self._render_size)
-        if saved != self._render_size and simulators.renders_at_a_size(self._online.env):
+        if saved != self._render_size and self._sized:
             raise MismatchError(
                 f"eval.render_size is {self._render_size}, and {saved} where the online images of this run were "
                 f"rendered; expected --eval.render-size {' '.join(map(str, saved))}, or a new folder"

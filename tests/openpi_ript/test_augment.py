@@ -51,6 +51,7 @@ def test_a_stopped_run_goes_on_with_the_images_of_one_that_was_not(root: Path, t
     assert (tmp_path / "a/done.json").read_bytes() != (tmp_path / "c/done.json").read_bytes()
 
 
+@pytest.mark.long
 def test_an_update_sees_images_of_its_own_draw_and_leaves_the_wrists_geometry(root: Path, tmp_path: Path) -> None:
     still = dataclasses.replace(config_of(root, tmp_path), augment=AugmentationConfig(colour_probability=0.0))
     task = make_task(still)

@@ -61,6 +61,7 @@ def test_updates_are_those_of_rounded_weights(parts: int, root: Path, tmp_path: 
     assert not moments
 
 
+@pytest.mark.long
 def test_weights_of_a_file_are_rounded_where_they_are_frozen(root: Path, tmp_path: Path):
     stored = random_params(make_model("pi0"))
     save_openpi(stored, tmp_path / "pi0/params")

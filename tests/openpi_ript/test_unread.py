@@ -78,7 +78,8 @@ def shaped(guidance: GuidanceConfig, advantage: AdvantageConfig = SHAPED, *, res
 def test_a_flag_that_nothing_reads_is_refused(name: str, flags: list[str], reader: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{flags[0]} has no effect here; leave it out, or set {reader}"):
         shipped(name, *flags)
-    (tmp_path / "config.json").write_text("{}")
+    for file in ("config.json", "metrics.jsonl"):
+        (tmp_path / file).write_text("{}")
     shipped(name, *flags, "--run.resume", "--run.dir", str(tmp_path))  # a run that was begun with it goes on
 
 
@@ -192,7 +193,7 @@ def test_a_recording_is_looked_at_for_a_run_that_begins_or_goes_on(
 ) -> None:
     @contextlib.contextmanager
     def folder(*_: Any) -> Iterator[types.SimpleNamespace]:
-        yield types.SimpleNamespace(path=tmp_path, begun=goes_on)
+        yield types.SimpleNamespace(path=tmp_path, begun=goes_on, plays=False)
 
     def demonstrate(_: OpenpiRiptConfig, *, begun: bool) -> NoReturn:
         assert begun == goes_on

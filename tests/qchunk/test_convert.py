@@ -67,6 +67,7 @@ def test_exit_codes_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not Path(other).exists()
 
 
+@pytest.mark.long
 def test_what_was_converted_is_trained_on_by_a_config_that_records(tmp_path: Path):
     """The converter's note has the name of a recording's, and no settings of one: it was taken for one once."""
     out = tmp_path / "out"

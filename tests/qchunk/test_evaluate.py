@@ -318,6 +318,7 @@ def test_a_dataset_of_another_width_is_refused_before_anything_is_made(
         train.main(dataclasses.replace(config, run=RunConfig(dir=str(tmp_path / "other"))), "widths")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("can_render")
 def test_a_video_of_ogbench(tmp_path: Path) -> None:
     said: list[str] = []

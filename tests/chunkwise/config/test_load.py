@@ -111,6 +111,19 @@ def test_what_a_config_file_sets_may_be_for_a_flag_to_use():
     load([*DEBUG, "--data.jpeg-channels", "bgr"], trains=False)
 
 
+@pytest.mark.parametrize("words", [["--train.stepz", "3"], ["--train.steps", "abc"], ["--agent.policy", "foo"]])
+def test_an_error_reads_in_a_terminal_as_in_a_file(words: list[str], monkeypatch: pytest.MonkeyPatch):
+    """In a terminal it is drawn in colours, each sign of the box with its own."""
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(ConfigError) as plain:
+        load([*DEBUG, *words])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with pytest.raises(ConfigError) as coloured:
+        load([*DEBUG, *words])
+    assert "\x1b" not in str(coloured.value)
+    assert str(coloured.value) == str(plain.value)
+
+
 def test_a_run_goes_on_with_a_flag_that_a_new_one_is_refused_for(tmp_path: Path):
     """A scheduler's command always says --run.resume: its first start is a new run, whose flags have an effect."""
     words = [*DEBUG, "--agent.num-samples", "8", "--run.resume", "--run.dir", str(tmp_path / "run")]
@@ -118,6 +131,10 @@ def test_a_run_goes_on_with_a_flag_that_a_new_one_is_refused_for(tmp_path: Path)
         load(words)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json").write_text("{}")
+    (tmp_path / "run/metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"--agent\.num-samples has no effect here"):
+        load(words)  # a start that failed before its first update left that
+    (tmp_path / "run/metrics.jsonl").write_text("{}\n")
     load(words)
 
 

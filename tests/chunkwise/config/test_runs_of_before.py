@@ -44,7 +44,8 @@ def test_a_run_of_before_is_read_and_goes_on_and_a_new_one_is_not_begun(
         load(given)
     folder, earlier = tmp_path / "run", tmp_path / "earlier"
     earlier.mkdir()
-    (earlier / "config.json").write_text("{}")
+    for file in ("config.json", "metrics.jsonl"):
+        (earlier / file).write_text("{}")
     resumed, _ = load([*given, "--run.dir", str(earlier), "--run.resume"])
     with of_a_run_of_before():
         resumed = dataclasses.replace(resumed, run=dataclasses.replace(resumed.run, dir=str(folder)))

@@ -43,7 +43,7 @@ def test_two_errors_of_a_run_have_two_names_where_runs_are_compared(tmp_path: Pa
     runs = {name: read_run(write_run(tmp_path / name, [end])) for name, end in ends.items()}
     found = charts_of(page(runs, beside=tmp_path))
     assert [(one["key"], one["y"]) for one in found["ade_1s"]] == [
-        ("a val", [0.4]), ("a", [0.9]), ("a ego mlp", [3.0]), ("b val", [0.4]), ("b ego mlp", [3.0]),
+        ("a model on val", [0.4]), ("a", [0.9]), ("a ego mlp", [3.0]), ("b model on val", [0.4]), ("b ego mlp", [3.0]),
     ]  # fmt: skip
     assert [one["key"] for one in found["loss"]] == ["a", "b"]
 

@@ -32,6 +32,35 @@ def test_an_evaluation_that_gave_nan_is_not_replaced_by_an_earlier_one(tmp_path:
     assert record.series("eval")["policy/return"] == [(10, -50.0)], "a curve has no place for it"
 
 
+def test_a_table_has_results_alone(tmp_path: Path):
+    """Counts of steps are none, nor a row without any of the columns; drives of the val split are called so."""
+    measured = {"val/ade_2s": 1.5, "model/ade_2s": 3.5, "holdout/loss": 0.5, "env_steps": 200.0}
+    record = read_run(write_run(tmp_path / "a", [{"step": 20, "split": "eval", **measured}]))
+    rows = results.rows_of_results({"a": record})
+    assert results.columns_of(rows) == ["ade_2s", "holdout/loss"]
+    assert results.texts(rows, ["ade_2s"]) == [
+        ["run", "policy", "updates", "ade_2s"],
+        ["a", "model on val", "20", "1.5"],
+        ["a", "model", "20", "3.5"],
+    ]
+    assert results.not_shown(rows, ["ade_2s"]) == ["holdout/loss"]
+
+
+def test_what_was_evaluated_apart_is_on_the_page(tmp_path: Path):
+    shown = page({"a": driven(tmp_path / "a", ({}, True), ({"seconds": 5.0}, True))}, beside=tmp_path)
+    assert "<li>a, step 20, seconds 5.0: 2 of 2 (34% to 100%) succeeded</li>" in shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["NonFiniteError: step 6: critic_loss not finite", "UserWarning: old", "run.loggers: wandb failed and is left out"],
+)
+def test_what_ended_a_run_is_among_its_warnings(tmp_path: Path, line: str):
+    run = write_run(tmp_path / "a", [{"step": 20, "split": "train"}])
+    (run / "log.txt").write_text(f"step 10  loss 1.0\n{line}\n")
+    assert read_run(run).warnings == [line]
+
+
 def test_only_intervals_get_an_en_dash():
     lines = [["run", "policy", "from 1 to 2"], ["sim to real", "go to x", "0.5 (0.4 to 0.6)"]]
     assert results.latex(lines).splitlines()[2:5:2] == [

@@ -135,6 +135,7 @@ def test_processes_of_other_source_are_no_run(tmp_path: Path, monkeypatch: pytes
         (tmp_path / name / "__init__.py").touch()
         (tmp_path / name / "inner/part.py").write_text("x = 1\n")
     (tmp_path / "mine.py").write_text("y = 1\n")
+    (tmp_path / "beta_source/.#part.py").symlink_to("somebody@somewhere")  # of an editor
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(machine, "PACKAGES", names)
     config = dataclasses.replace(get_config("qchunk/debug"), eval=EvalConfig(env="mine:Env"))

@@ -99,6 +99,7 @@ def places(model: WaypointModel, params: Any, batch: Any, key: Any = None) -> np
     return np.concatenate([np.asarray(found.waypoints).reshape(3, -1), np.asarray(found.logits)], axis=1)
 
 
+@pytest.mark.long
 def test_what_cameras_add_is_nothing_at_the_start_and_is_added_to_what_is_known_without_them():
     model, batch = model_of(RESIDUAL), given(2)
     fresh = waypoints.predict_modes(model, init(model, batch, shaken=False), batch)

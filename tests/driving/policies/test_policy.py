@@ -285,6 +285,7 @@ def test_a_policy_without_images_learns_from_drives_without(tmp_path: Path):
     assert policy.infer(policy.example())["actions"].shape == (20, 2)
 
 
+@pytest.mark.long
 def test_a_camera_whose_name_has_folders_is_shown_as_one(tmp_path: Path):
     """As a topic of a robot's; `rig` beside `rig/left` was a traceback, and one alone a dict of its own."""
     names = {"front": "rig", "front_left": "rig/left"}

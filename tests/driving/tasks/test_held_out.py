@@ -37,6 +37,7 @@ def config(folder: Path, drives: Path, **changes: Any) -> DrivingConfig:
     return dataclasses.replace(base, data=data, eval=evaluation)
 
 
+@pytest.mark.long
 def test_the_loss_is_that_of_the_objectives_on_samples_of_all_drives(tmp_path: Path, drives: Path):
     """Two drives of twelve frames, every second one: twelve samples, eight of them in one full batch."""
     settings = config(tmp_path, drives, augment=AugmentConfig(brightness=0.9, camera_dropout=0.9))

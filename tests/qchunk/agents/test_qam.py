@@ -157,6 +157,7 @@ def test_a_flow_that_the_critic_does_not_bend_has_no_loss():
     assert float(bent["adjoint_loss"].value()) > 1
 
 
+@pytest.mark.long
 def test_its_losses_reach_their_own_networks_alone():
     case, agent = Case("whole"), agent_of()
     params, target = case.tree("params"), case.targets("params")

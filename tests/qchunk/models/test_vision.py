@@ -267,6 +267,7 @@ def test_features_come_before_the_array():
     np.testing.assert_allclose(seen[:, :10], np.concatenate(expected, axis=1), atol=2e-5)
 
 
+@pytest.mark.long
 def test_a_step_augments_by_seed_and_step_and_acting_does_not():
     batch = seen_batch()
     same = batch | {"next_observations": batch["observations"]}

@@ -291,8 +291,11 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
         MismatchError, match=r"^eval.render_size is \[18, 9\], and \[9, 9\] where .* --eval.render-size 9 9"
     ):
         Online(config, dataset, tmp_path, policy_of_images, other).rewind(position)
-    of_gymnasium = config_of(env="Pendulum-v1")  # which shows images of its own size, whatever it is asked for
+    of_gymnasium = config_of(env="Pendulum-v1")  # what it observes has its own size, whatever it is asked for
     Online(of_gymnasium, dataset, tmp_path, policy_of_images, other).rewind(position)
+    rendered = dataclasses.replace(other, cameras=("render", "side"))
+    with pytest.raises(MismatchError, match=r"^eval.render_size is \[18, 9\], and \[9, 9\] where"):
+        Online(of_gymnasium, dataset, tmp_path, policy_of_images, rendered).rewind(position)
     of_before = {name: value for name, value in position.items() if name != "render_size"}
     Online(config, dataset, tmp_path, policy_of_images, other).rewind(of_before)
     online = begun(tmp_path, position)

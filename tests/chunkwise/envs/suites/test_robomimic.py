@@ -34,6 +34,7 @@ def test_a_state_is_what_the_files_hold(task: str, width: int):
     env.close()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # the simulator's own
 def test_an_episode_ends_at_success_or_after_its_steps(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(TASKS, "lift", ("Lift", 3))
