@@ -55,7 +55,8 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         say(note)
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
-        if folder.plays and config.env is not None:
+        plays = processes.broadcast_one_to_all(lambda: folder.plays)  # others may not see the file yet
+        if plays and config.env is not None:
             processes.on_all(lambda: require_answers(config.fleet.address))
         if not folder.begun:  # of a new one, too, that is always told to go on, as a study's and a scheduler's are
             _require_effect(config)

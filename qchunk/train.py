@@ -278,7 +278,8 @@ def main(config: QChunkConfig, name: str) -> None:
         require_evaluated(config.checkpoint.keep_best, "eval.env is None, and data.holdout is 0")
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
-        if folder.plays and (config.eval.env is not None or config.online is not None):
+        plays = processes.broadcast_one_to_all(lambda: folder.plays)  # others may not see the file yet
+        if plays and (config.eval.env is not None or config.online is not None):
             processes.on_all(lambda: require_answers(config.fleet.address))
         processes.run_on_primary(lambda: _record_if_missing(config, begun=folder.begun))
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))

@@ -111,7 +111,8 @@ def _apart(runs: Mapping[str, RunRecord]) -> str:
     for name, record in runs.items():
         for one in (one for one in record.evaluations if one.settings):
             settings = ", ".join(f"{key} {value}" for key, value in one.settings.items())
-            scores = [outcome["score"] for outcome in one.outcomes.values() if "score" in outcome]
+            found = [outcome.get("score") for outcome in one.outcomes.values()]
+            scores = [score for score in found if isinstance(score, int | float)]
             came = f"{states.share(one.successes, len(one.outcomes))} succeeded"
             if scores:
                 came = f"score {sum(scores) / len(scores):.3f} in the mean of {len(scores)}"

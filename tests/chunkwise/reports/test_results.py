@@ -49,6 +49,13 @@ def test_a_table_has_results_alone(tmp_path: Path):
 def test_what_was_evaluated_apart_is_on_the_page(tmp_path: Path):
     shown = page({"a": driven(tmp_path / "a", ({}, True), ({"seconds": 5.0}, True))}, beside=tmp_path)
     assert "<li>a, step 20, seconds 5.0: 2 of 2 (34% to 100%) succeeded</li>" in shown
+    (file,) = (tmp_path / "a/evaluations").glob("*seconds*.json")
+    tree = json.loads(file.read_text())
+    for outcome, score in zip(tree["outcomes"], (0.25, "none"), strict=True):
+        outcome["score"] = score
+    file.write_text(json.dumps(tree))
+    shown = page({"a": read_run(tmp_path / "a")}, beside=tmp_path)
+    assert "<li>a, step 20, seconds 5.0: score 0.250 in the mean of 1</li>" in shown
 
 
 @pytest.mark.parametrize(
