@@ -99,7 +99,7 @@ def connected(address: str) -> Iterator[None]:
 def require_answers(address: str | None) -> None:
     """Raises ConfigError where a cluster is named by host and port, and nothing listens there.
 
-    Ray itself tries for a quarter of an hour, and a run connects only when its first rollouts are due.
+    Ray itself tries for many minutes, and a run connects only when its first rollouts are due.
     """
     if address is None or address in ("auto", "local"):
         return

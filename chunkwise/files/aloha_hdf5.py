@@ -30,7 +30,7 @@ def write_jpegs(h5: h5py.File, rows: Mapping[str, Sequence[bytes]]) -> None:
 
 
 def deflated(depth: Shaped[np.ndarray, "h w"]) -> bytes:
-    """Returns the numbers of a depth map as `write_depth` takes them, in about a third of their bytes."""
+    """Returns the numbers of a depth map, compressed as `write_depth` takes them."""
     return zlib.compress(depth.tobytes(), 1)
 
 

@@ -20,7 +20,7 @@ def test_a_cluster_that_anybody_may_use_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray tries for a quarter of an hour, and only when the first rollouts are due."""
+    """Ray tries for many minutes, and only when the first rollouts are due."""
     monkeypatch.setattr(ray_cluster, "ANSWER_SECONDS", 0.1)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
