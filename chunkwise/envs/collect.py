@@ -68,6 +68,8 @@ class Job:
     """Name of one of the collector's tasks; empty: the first."""
     offset: tuple[float, ...] = ()
     """Added to every action that the policy gives, before it is clipped and executed; empty: nothing."""
+    offset_steps: int | None = None
+    """Steps of the episode, from its first on, to whose actions it is added; None: to all of them."""
 
     @property
     def start(self) -> tuple[str, int]:
@@ -411,7 +413,10 @@ class Collector:
                 raise self._non_finite(slot, actor)
             stretch = slot.plan.stretch(np.asarray(chunks[row], np.float32))
             if slot.job.offset:
-                stretch = stretch + np.array(slot.job.offset, np.float32)
+                until = slot.job.offset_steps
+                led = None if until is None else max(0, until - slot.length)
+                stretch = stretch.copy()
+                stretch[:led] += np.array(slot.job.offset, np.float32)
             self._ask(i, Run(np.ascontiguousarray(stretch[: slot.left])))
         self._inferences += 1
         if self._inferences > 1:
@@ -429,6 +434,7 @@ class Collector:
             seed=slot.job.seed,
             draw=slot.job.draw,
             offset=slot.job.offset,
+            offset_steps=slot.job.offset_steps,
             init_hash=slot.init_hash,
             prompt=slot.task.prompt,
             task=slot.task.name,

@@ -167,8 +167,8 @@ def _reload(job: Job, actor: Acting) -> Rollout:
         rollout = load(job.path, outcome_only=True)
     except DataError as error:
         raise DataError(f"{error}; delete the file, and the rollout is played again") from error
-    found = (rollout.seed, rollout.draw, rollout.offset, rollout.step, rollout.weights)
-    expected = (job.seed, job.draw, job.offset, actor.step, actor.weights)
+    found = (rollout.seed, rollout.draw, rollout.offset, rollout.offset_steps, rollout.step, rollout.weights)
+    expected = (job.seed, job.draw, job.offset, job.offset_steps, actor.step, actor.weights)
     if found != expected:
         raise DataError(f"{job.path}: expected the rollout of {expected}, found {found}; delete the folder")
     return rollout

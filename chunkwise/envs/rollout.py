@@ -43,6 +43,8 @@ class Rollout:
     """Seeds the policy's noise."""
     offset: tuple[float, ...] = ()
     """What was added to each of the policy's actions, before they were clipped; empty where nothing was."""
+    offset_steps: int | None = None
+    """Steps from the first on to whose actions it was added; None: to all of them."""
     init_hash: str
     """Of the simulator's initial state."""
     prompt: str
@@ -158,6 +160,7 @@ def _require_types(rollout: Rollout) -> None:
     wrong += [name for name, value in numbers.items() if type(value) is not int]
     wrong += [] if isinstance(rollout.success, bool) else ["success"]
     wrong += [] if all(type(number) is float for number in rollout.offset) else ["offset"]
+    wrong += [] if rollout.offset_steps is None or type(rollout.offset_steps) is int else ["offset_steps"]
     if wrong:
         raise TypeError(f"{', '.join(wrong)} of another type or shape")
 

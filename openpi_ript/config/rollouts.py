@@ -172,13 +172,17 @@ class HindsightConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExplorationConfig:
-    """Rollouts that are led elsewhere: an offset of its own is added to all actions of each of them. What is trained on
+    """Rollouts that are led elsewhere: an offset of its own is added to the actions of each of them. What is trained on
     is what was executed."""
 
     deviation: tuple[float, ...]
     """Standard deviation of the offset to each number of an action, in its units; 0: none."""
     each: float = 1.0
     """Probability that such a number has one."""
+    steps: int | None = None
+    """Steps of an episode after which offsets end at the latest, so that the policy goes on by itself from where it was
+    led. Each rollout ends its own after a number of steps that is drawn evenly from half of this (rounded up) to all of
+    it. None: never."""
     share: float = 0.5
     """Share of the rollouts of each group that explore, the last ones of it. The others act as the policy says; by them
     alone a task's share of successes is told."""
@@ -188,7 +192,7 @@ class ExplorationConfig:
     have 0.9; a task that was not played yet has 0.5."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "each", "share", "below")
+        require_positive(self, "each", "share", "below", *(["steps"] if self.steps is not None else []))
         require_fraction(self, "each", "share", "below")
         if min(self.deviation, default=0) < 0 or not any(self.deviation):
             raise ValueError(

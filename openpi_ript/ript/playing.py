@@ -95,8 +95,8 @@ class Player:
         self._divided.agree(self._folder / plan.folder, plan.step, self._actor, told)
         return groups
 
-    def offset(self, plan: Plan, state: int, k: int) -> tuple[float, ...]:
-        """Returns what is added to the actions of a rollout; nothing where it does not explore.
+    def explores(self, plan: Plan, state: int, k: int) -> bool:
+        """Whether a rollout's actions get an offset.
 
         Args:
           plan: Of its round.
@@ -105,12 +105,20 @@ class Player:
         """
         settings = self._settings.exploration
         share = plan.shares.get(self._collector.tasks[state // self._settings.initial_states].name, UNPLAYED)
-        if settings is None or k < self._settings.size - self._settings.explorers or share >= settings.below:
-            return ()
+        return settings is not None and k >= self._settings.size - self._settings.explorers and share < settings.below
+
+    def offset(self, plan: Plan, state: int, k: int) -> tuple[tuple[float, ...], int | None]:
+        """Returns what is added to the actions of a rollout, and for how many steps (None: all); () and None where it
+        does not explore. The arguments are those of `explores`.
+        """
+        settings = self._settings.exploration
+        if settings is None or not self.explores(plan, state, k):
+            return (), None
         rng = generator(Purpose.EXPLORATION, self._seed, plan.step, state, k)
         deviation = np.array(settings.deviation)
         drawn = rng.normal(size=len(deviation)) * deviation * (rng.random(len(deviation)) < settings.each)
-        return tuple(drawn.tolist())
+        steps = None if settings.steps is None else int(rng.integers(-(-settings.steps // 2), settings.steps + 1))
+        return tuple(drawn.tolist()), steps
 
     def recorded(self, plan: Plan, policy_step: int, weights: str) -> list[Group[Outcome]] | None:
         """Returns a round that is on disk as a whole, without a look at its rollouts; None if it is not.
@@ -147,6 +155,7 @@ class Player:
         """The rollouts of some initial states."""
         size, known = self._settings.size, self._collector.tasks
         tasks = [known[state // self._settings.initial_states].name for state in wave]
+        led = {(state, k): self.offset(plan, state, k) for state in wave for k in range(size)}
         jobs = [
             Job(
                 number=(first + i) * size + k,
@@ -156,7 +165,8 @@ class Player:
                 draw=_draw(self._seed, plan.step, state, k),
                 path=self._folder / plan.folder / f"state_{state:05d}-{k:02d}.npz",
                 task=tasks[i],
-                offset=self.offset(plan, state, k),
+                offset=led[state, k][0],
+                offset_steps=led[state, k][1],
             )
             for i, state in enumerate(wave)
             for k in range(size)

@@ -362,7 +362,7 @@ class Ript:
                 for group in groups
                 if self._task_of(group) == task.name
                 for k, rollout in enumerate(group.rollouts)
-                if not self._player.offset(plan, group.state, k)
+                if not self._player.explores(plan, group.state, k)
             ]
             for task in self._tasks
             if task.name in played

@@ -123,7 +123,8 @@ class FakeCollector(Collector):
             drawn = drawn_by(job.seed, job.draw)
             seen = {**rollout.observations, "position": drawn["position"]}
             drawn_rollout = dataclasses.replace(rollout, observations=seen, actions=drawn["actions"])
-            played = dataclasses.replace(drawn_rollout, draw=job.draw, offset=job.offset)
+            led = {"offset": job.offset, "offset_steps": job.offset_steps}
+            played = dataclasses.replace(drawn_rollout, draw=job.draw, **led)
             done(job, dataclasses.replace(played, step=actor.step, weights=actor.weights))
         return True
 

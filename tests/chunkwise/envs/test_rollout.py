@@ -57,8 +57,10 @@ def test_an_offset_is_kept_and_files_of_before_there_was_any_are_read(tmp_path: 
     arrays: Any = dict(np.load(path))
     facts = json.loads(str(arrays["facts"]))
     assert facts.pop("offset") == [0.5, -0.25]
+    assert facts.pop("offset_steps") is None
     np.savez(path, **arrays | {"facts": np.array(json.dumps(facts))})
     assert load(path).offset == ()
+    assert load(path).offset_steps is None
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "pickled", "short"])

@@ -92,11 +92,51 @@ def test_what_was_executed_is_the_policys_action_and_the_offset_clipped(tmp_path
     np.testing.assert_array_equal(again.actions, found[1].actions)
 
 
-def test_a_rollout_on_disk_with_another_offset_is_refused(root: Path, tmp_path: Path):
+class Still:
+    """Always the middle of what can be done."""
+
+    step = 7
+    weights = "f" * 64
+    chunk: tuple[int, int] = (4, 3)
+
+    def __call__(self, observation: dict[str, Any], noise: np.ndarray) -> np.ndarray:
+        return np.full(noise.shape, 0.5, np.float32)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 6, 12, None])
+def test_an_offset_ends_after_its_steps_in_the_middle_of_a_chunk_too(tmp_path: Path, steps: int | None):
+    collector, (one,) = Collector(point(max_steps=8)), jobs(1, tmp_path)
+    one = dataclasses.replace(one, offset=(0.25, -0.125, 0.0), offset_steps=steps)
+    found: list[Rollout] = []
+    assert collector.collect([one], Still(), lambda job, rollout: found.append(rollout))
+    collector.close()
+    led = np.arange(8)[:, None] < (8 if steps is None else steps)
+    np.testing.assert_array_equal(found[0].actions, np.where(led, [0.75, 0.375, 0.5], 0.5).astype(np.float32))
+    save(one.path, found[0])
+    assert load(one.path).offset_steps == steps
+
+
+@pytest.mark.parametrize(("steps", "least"), [(5, 3), (4, 2), (1, 1)])
+def test_each_rollout_s_offset_ends_between_half_of_the_steps_and_all(
+    root: Path, tmp_path: Path, steps: int, least: int
+):
+    exploration = dataclasses.replace(EXPLORATION, steps=steps)
+    one = Round(root, tmp_path, half, exploration=exploration, groups=20, max_groups=20, initial_states=20)
+    one.interact(2)
+    drawn = [job.offset_steps for job in one.collector.jobs if job.offset]
+    assert set(drawn) == set(range(least, steps + 1)), "40 of them"
+    assert {job.offset_steps for job in one.collector.jobs if not job.offset} == {None}
+    for job in one.collector.jobs:
+        state, k = state_and_number(job.path)
+        assert job.offset == (offset_of(2, state, k) if k >= SIZE // 2 else ()), "as without an end"
+
+
+@pytest.mark.parametrize("changes", [{"offset": ()}, {"offset_steps": 3}])
+def test_a_rollout_on_disk_with_another_offset_is_refused(root: Path, tmp_path: Path, changes: dict[str, Any]):
     one = Round(root, tmp_path, half, exploration=EXPLORATION)
     one.interact(2)
     path = one.collector.jobs[SIZE - 1].path
-    save(path, dataclasses.replace(load(path), offset=()))
+    save(path, dataclasses.replace(load(path), **changes))
     with pytest.raises(DataError, match=rf"{path.name}: expected the rollout of"):
         Round(root, tmp_path, half, exploration=EXPLORATION).interact(2)
 
@@ -307,6 +347,7 @@ def test_what_has_no_effect_is_refused(changes: dict[str, Any], message: str):
         (lambda: ExplorationConfig(deviation=(1.0, -1.0)), "expected numbers of 0 or above"),
         (lambda: ExplorationConfig(deviation=()), "expected numbers of 0 or above"),
         (lambda: ExplorationConfig(deviation=(1.0,), each=1.5), "each is 1.5"),
+        (lambda: ExplorationConfig(deviation=(1.0,), steps=0), "steps is 0; expected a number above 0"),
         (lambda: HindsightConfig(reached={}, radius={}), "expected the same tasks, at least one"),
         (lambda: HindsightConfig(reached={"a": "hand"}, radius={"b": 1.0}), "expected the same tasks"),
         (lambda: HindsightConfig(reached={"a": "hand"}, radius={"a": 0.0}), "expected numbers above 0"),
