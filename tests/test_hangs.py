@@ -13,7 +13,7 @@ from tests import hangs
         pytest.param("restore", marks=pytest.mark.long),
         pytest.param("reader_after_interaction", marks=pytest.mark.long),
         pytest.param("evaluation", marks=pytest.mark.long),
-        "compile",
+        pytest.param("compile", marks=pytest.mark.long),
         "checkpoints_unwritable",
         pytest.param("evaluation_worker_killed", marks=pytest.mark.long),
     ],

@@ -227,10 +227,11 @@ class RolloutConfig:
     replay_rounds: int = 1
     """Newest rounds whose rollouts are drawn from, as far as they have something to learn from. Where none has, the
     updates leave the weights as they are."""
-    rows: Literal["frames", "tasks"] = "frames"
+    rows: Literal["frames", "tasks", "need"] = "frames"
     """How the rows of a batch are drawn from rollouts. frames: every frame alike, so that a task counts by how many of
     its frames there are, and a failure, which lasts up to the limit, for more than a success. tasks: first the task,
-    all alike, then, where it has both, successes or failures, then one of their frames."""
+    all alike, then, where it has both, successes or failures, then one of their frames. need: the same, but tasks by
+    1 - p, with p as for `tasks` above, so that a batch holds more of what is not solved."""
     staleness: Literal[0, 1] = 0
     """Rounds of updates by which the weights that play are behind. With 1 the next round is played, with the weights of
     this round's begin, while this round's updates are made, on a copy on the first device; a run gives the same

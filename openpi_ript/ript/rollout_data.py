@@ -222,7 +222,12 @@ def training_data(
 
 
 def drawn_rows(
-    training: TrainingData, count: int, law: Literal["frames", "tasks"], rng: np.random.Generator
+    training: TrainingData,
+    count: int,
+    law: Literal["frames", "tasks", "need"],
+    rng: np.random.Generator,
+    *,
+    need: Mapping[str, float] | None = None,
 ) -> list[int]:
     """Returns rows of rollouts for a batch, with replacement (RolloutConfig.rows). What the policy is told in the same
     words is one task.
@@ -232,15 +237,23 @@ def drawn_rows(
       count: How many.
       law: How they are drawn.
       rng: Draws them.
+      need: Of the law need: how much of a batch each task wants, by its words; its unit does not matter.
     """
     if law == "frames":
         return rng.choice(training.rows, count).tolist()
     # Not by label: where a value labels chunks, groups that ended alike are here too, and have none.
     solved = training.to_ript.rollouts.success[training.episodes_of(training.rows)]
     told = training.table.columns["task_index"][training.rows]
+    tasks = np.unique(told)
     pools = [
         [training.rows[(told == task) & side] for side in (solved, ~solved) if ((told == task) & side).any()]
-        for task in np.unique(told)
+        for task in tasks
     ]
-    chosen = [pools[place] for place in rng.integers(len(pools), size=count)]
+    if law == "need":
+        assert need is not None
+        wanted = np.array([need[training.table.tasks[int(task)]] for task in tasks])
+        places = rng.choice(len(pools), size=count, p=wanted / wanted.sum())
+    else:
+        places = rng.integers(len(pools), size=count)
+    chosen = [pools[place] for place in places]
     return [int(rng.choice(sides[rng.integers(len(sides))])) for sides in chosen]

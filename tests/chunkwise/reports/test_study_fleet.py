@@ -323,7 +323,7 @@ command.run(lambda: study.main(words))
 """
 
 
-@pytest.mark.parametrize("words", [["--only", "1"], []])
+@pytest.mark.parametrize("words", [pytest.param(["--only", "1"], marks=pytest.mark.long), []])
 def test_a_study_that_is_stopped_ends_after_its_runs(tmp_path: Path, words: list[str]):
     """Slurm, and a container's end, kill what a study leaves behind: here a run that takes 2 s to save."""
     study = [write_study(tmp_path), "--out", str(tmp_path / "out"), *words]

@@ -87,7 +87,8 @@ def test_it_moves_the_encoder_and_the_waypoints_and_not_what_it_aims_at(tmp_path
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(aimed))
 
 
-@pytest.mark.parametrize("modes", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("modes", [1, 2])
 def test_a_run_with_it_trains_is_measured_and_sees_no_later_image(tmp_path: Path, drives: Path, modes: int):
     augment = AugmentConfig(brightness=0.3, flip=0.5, crop=0.1)
     settings = imagining(tmp_path, drives, modes=modes, augment=augment)

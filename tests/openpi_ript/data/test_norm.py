@@ -93,7 +93,7 @@ def test_statistics_equal_openpis_procedure(lengths: list[int], relative: tuple[
         np.testing.assert_allclose(found[name].q99, plain.quantile(0.99), atol=1e-9)
 
 
-@pytest.mark.parametrize("drop_tail", [False, True])
+@pytest.mark.parametrize("drop_tail", [pytest.param(False, marks=pytest.mark.long), True])
 def test_statistics_by_several_processes_are_those_of_one_to_the_bit(drop_tail: bool) -> None:
     frames = table([9000, 1, 8016])  # three jobs, the last of two pieces and a tail; the state drifts to the end
     one = norm.dataset_stats(frames, config(), drop_tail=drop_tail)

@@ -108,7 +108,7 @@ def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, t
 @pytest.mark.parametrize(
     ("given", "expected", "name"),
     [
-        (("--episodes", "2"), (None, 1.5), "step_00000007"),
+        pytest.param(("--episodes", "2"), (None, 1.5), "step_00000007", marks=pytest.mark.long),
         (("--guidance-scale", "3", "--episodes", "1"), (3.0, 3.0), "step_00000007-guidance_scale_3-0-episodes_1"),
     ],
 )

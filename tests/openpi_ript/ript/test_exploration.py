@@ -307,6 +307,23 @@ def test_tasks_count_alike_in_a_batch_and_outcomes_inside_each(root: Path, tmp_p
     np.testing.assert_allclose(shares, 0.25, atol=0.03)
 
 
+def test_a_batch_holds_more_of_what_is_not_solved(root: Path, tmp_path: Path):
+    """Of 8 rollouts red won 6 and blue 2: p is 7 / 10 and 3 / 10, so that rows are 3 to 7; after a resume too."""
+    settings: dict[str, Any] = {"groups": 4, "max_groups": 4, "rows": "need"}
+    one = TwoTasks(root, tmp_path, lambda state, k: k < (3 if state < STATES else 1), **settings)
+    one.interact(2)
+    words = {task.name: task.prompt for task in one.collector.tasks}
+    for job in one.collector.jobs:
+        save(job.path, dataclasses.replace(load(job.path), prompt=words[job.task]))
+    again = TwoTasks(root, tmp_path, half, **settings)
+    again.ript.rewind(one.ript.position())
+    of_red = np.repeat([load(tmp_path / "rollouts" / name).prompt == words["red"] for name in one.files()], 4)
+    drawn = [row for step in range(2, 600) for _, row in again.ript._drawn(again.ript._training, step)]  # pyright: ignore[reportArgumentType]
+    assert of_red[drawn].mean() == pytest.approx(0.3, abs=0.03)
+    won = np.repeat([load(tmp_path / "rollouts" / name).success for name in one.files()], 4)
+    assert won[drawn].mean() == pytest.approx(0.5, abs=0.03), "inside each task successes count as failures do"
+
+
 def test_of_a_task_without_a_success_all_rows_are_failures_of_its_share(root: Path, tmp_path: Path):
     one = TwoTasks(root, tmp_path, lambda state, k: state < STATES and k < 2, groups=2, max_groups=2, rows="tasks")
     one.interact(2)
@@ -333,6 +350,7 @@ def test_of_a_task_of_successes_alone_all_rows_are_of_them(root: Path, tmp_path:
         ({"objective": "ppo", "exploration": EXPLORATION}, "rollout.exploration is set and rollout.objective 'ppo'"),
         ({"objective": "ppo", "hindsight": HINDSIGHT}, "rollout.objective 'ppo', which compares"),
         ({"objective": "ppo", "rows": "tasks"}, "rollout.rows is 'tasks' and rollout.objective 'ppo'"),
+        ({"objective": "ppo", "rows": "need"}, "rollout.rows is 'need' and rollout.objective 'ppo'"),
     ],
 )
 def test_what_has_no_effect_is_refused(changes: dict[str, Any], message: str):

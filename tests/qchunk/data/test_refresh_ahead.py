@@ -45,7 +45,7 @@ def settings(**changes: Any) -> dict[str, Any]:
     return {"batch": 4, "steps_per_epoch": 20, "cameras": CAMERAS[:2], "image_size": (10, 14)} | changes
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) for way in WAYS[:3]] + WAYS[3:])
 def test_batches_are_those_without_and_nothing_is_read_twice(
     tmp_path: Path, loads: list[AlohaSource], way: dict[str, Any]
 ):

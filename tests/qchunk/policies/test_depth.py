@@ -186,6 +186,7 @@ def test_an_agent_that_does_not_say_that_it_acts_by_depth_is_told(root: Path, tm
         qchunk.train.main(own(config_of(root, tmp_path / "run"), "forgetful"), "test")
 
 
+@pytest.mark.long
 def test_an_agent_that_trains_by_depth_alone_is_asked_without_it(root: Path, tmp_path: Path):
     qchunk.train.main(own(config_of(root, tmp_path / "run"), "privileged"), "test")
     policy = load_policy(tmp_path / "run", allow_code=f"{__name__}:privileged")

@@ -116,7 +116,8 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndar
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in ("QAM", "QC-RLPD") else ()) for name in AGENTS]
+    "name",
+    [pytest.param(name, marks=() if name == "QC-FQL with cameras" else pytest.mark.long) for name in AGENTS],
 )
 def test_what_evaluation_asked_is_what_is_loaded_and_served(
     name: str, seeing: tuple[Path, list[np.ndarray]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

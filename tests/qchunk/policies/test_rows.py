@@ -43,7 +43,7 @@ def make_policy(policy: str, *, images: bool) -> QChunkPolicy:
         pytest.param("best_of_n", False, False, 1, marks=pytest.mark.long),
         ("best_of_n", False, False, 5),
         pytest.param("best_of_n", False, False, 10, marks=pytest.mark.long),
-        ("best_of_n", True, False, 5),
+        pytest.param("best_of_n", True, False, 5, marks=pytest.mark.long),
         ("best_of_n", False, True, 5),
         ("distill", False, False, 5),
         pytest.param("distill", True, False, 4, marks=pytest.mark.long),

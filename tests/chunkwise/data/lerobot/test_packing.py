@@ -76,7 +76,7 @@ def test_a_cluster_gives_the_same_bytes(tmp_path: Path):
     assert contents(tmp_path / "one") == contents(tmp_path / "ray")
 
 
-@pytest.mark.parametrize("in_a_shard", [1, 4])
+@pytest.mark.parametrize("in_a_shard", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_what_is_bad_is_left_out_where_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_a_shard: int
 ):
@@ -107,6 +107,7 @@ def test_what_is_bad_is_left_out_where_that_is_asked_for(
     np.testing.assert_array_equal(table.columns["action"][-1], good[-1].action[-1])
 
 
+@pytest.mark.long
 def test_more_than_one_in_a_hundred_is_refused_however_it_is_found(tmp_path: Path):
     """One episode has a bad table and one a bad image, which is seen later."""
     episodes = images(101)
