@@ -1,7 +1,7 @@
 """Meta-World's MT10 from one camera of 84 x 84 and the hand's place: object and goal are only seen.
 
-metaworld_mt10.py else, with half of its rounds. The images' encoder starts from nothing. Failures are not imitated in
-hindsight, which would have to show another goal in pictures that are recorded, and rollouts do not explore. Needs
+The tasks and demonstrations of metaworld_mt10.py. The images' encoder starts from nothing. Failures are not imitated
+in hindsight, which would have to show another goal in images that are recorded, and rollouts do not explore. Needs
 Meta-World (make env). As far as it was run: docs/ript.md.
 
     python launch.py --config configs/openpi_ript/metaworld_mt10_images.py

@@ -4,8 +4,9 @@
 
 Two runs of configs/openpi_ript/metaworld_mt10.py with the fifty tasks, one demonstration of each of 47 (within 200
 steps the scripts of basketball-v3, bin-picking-v3 and disassemble-v3 do not succeed, and these have none), 200 groups
-a round, and 500 held-out initial states, 10 of each task; object and goal are seen from the hand. An evaluation's
-lines have each task's success and that of the groups by difficulty. What came of it: docs/ript.md.
+a round, and 500 held-out initial states, 10 of each task; object and goal are seen from the hand; rows, exploration,
+learning rate and lengths are what that config had when this was measured. An evaluation's lines have each task's
+success and that of the groups by difficulty. What came of it: docs/ript.md.
 """
 
 from chunkwise.config.study import StudyConfig
@@ -23,7 +24,9 @@ def get_study() -> StudyConfig:
             *("--env.tasks", "MT50", "--data.path", PATH, "--tokenizer", f"{PATH}/tokenizer.model"),
             *("--env.state-function", "relative", "--rollout.hindsight.places", "passed", "--train.batch-size", "128"),
             *("--model.prompt-tokens", "48", "--demonstrate.episodes", "50"),
-            *("--rollout.groups", "200", "--rollout.max-groups", "200"),
+            *("--train.steps", "2000", "--train.eval-every", "400", "--optim.learning-rate", "1e-3"),
+            *("--rollout.updates", "160", "--rollout.rows", "tasks", "--rollout.exploration.steps", "None"),
+            *("--rollout.exploration.each", "0.5", "--rollout.groups", "200", "--rollout.max-groups", "200"),
             *("--eval.episodes", "500", "--eval.final-episodes", "500", "--eval.videos", "0"),
         ),
     )

@@ -16,7 +16,9 @@ from openpi_ript.config.data import AdvantageConfig
 from openpi_ript.config.ppo import PpoConfig
 
 SUITES = ("aloha", "gymnasium", "libero", "metaworld", "ogbench", "point", "robomimic", "robosuite")
-STATE_FUNCTIONS = ("concatenate", "axis_angle", "relative")
+STATE_FUNCTIONS = ("concatenate", "axis_angle", "relative", "differences")
+FROM_PLACES = ("relative", "differences")
+"""Those of STATE_FUNCTIONS to which the first three numbers of each array are a place."""
 RESTORABLE = ("libero", "metaworld", "robomimic", "robosuite")
 """Suites that can begin in a given state."""
 QUATERNION = "quat"
@@ -61,9 +63,10 @@ class EnvConfig:
     state_function: str = "concatenate"
     """How it is made. concatenate: one after another. axis_angle: the same, each quaternion (x, y, z, w; four numbers,
     its name ends in quat) as its rotation vector, as openpi's LIBERO client has it. relative: the first three numbers
-    of every array but the first are a place, given from the first one's, as of object and goal from the hand. Or
-    `module:function` of your own, called with an observation and `state`; it gives floats [*T, s] of arrays
-    [*T, ...]."""
+    of every array but the first are a place, given from the first one's, as of object and goal from the hand.
+    differences: the way from each array's place to that of each later one, then what the arrays hold beside their
+    places; no place itself, so that what is learnt at one place holds at every other. Or `module:function` of your own,
+    called with an observation and `state`; it gives floats [*T, s] of arrays [*T, ...]."""
     cameras: dict[str, str] = dataclasses.field(default_factory=dict)
     """openpi's name of each image to the observation's, e.g. base_0_rgb to agentview_image; empty: none is rendered."""
     image_size: tuple[int, int] = (84, 84)
@@ -116,15 +119,15 @@ class EnvConfig:
                 f"env.state_function is 'axis_angle' and env.state {self.state}; expected a quaternion among them, "
                 f"whose name ends in {QUATERNION}, or 'concatenate'"
             )
-        if self.state_function == "relative" and len(self.state) < 2:
+        if self.state_function in FROM_PLACES and len(self.state) < 2:
             raise ValueError(
-                f"env.state_function is 'relative' and env.state {self.state}; expected the array from which places "
-                "are given, and after it at least another"
+                f"env.state_function is {self.state_function!r} and env.state {self.state}; expected the array from "
+                "which places are given, and after it at least another"
             )
-        if self.state_function == "relative" and any(name.endswith(QUATERNION) for name in self.state):
+        if self.state_function in FROM_PLACES and any(name.endswith(QUATERNION) for name in self.state):
             raise ValueError(
-                f"env.state_function is 'relative' and env.state {self.state}; expected arrays that begin with a "
-                f"place, none whose name ends in {QUATERNION}; a function of your own can tell them apart"
+                f"env.state_function is {self.state_function!r} and env.state {self.state}; expected arrays that begin "
+                f"with a place, none whose name ends in {QUATERNION}; a function of your own can tell them apart"
             )
 
     def _check_tasks(self) -> None:

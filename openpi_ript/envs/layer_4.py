@@ -5,6 +5,7 @@ for `agentview_image` and `robot0_eye_in_hand_image`, uint8 [h, w, 3], upright; 
 float32 vectors, such as robosuite's `object-state`.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from chunkwise.envs.suites.robosuite import HAND as LAYER_4
 from chunkwise.envs.suites.robosuite import IMAGES
 from chunkwise.errors import ConfigError
 from chunkwise.files import trust
-from openpi_ript.config.rollouts import QUATERNION
+from openpi_ript.config.rollouts import FROM_PLACES, QUATERNION
 from openpi_ript.robots.libero import rotation_vector
 
 __all__ = ["IMAGES", "LAYER_4", "policy_state"]
@@ -44,12 +45,16 @@ def policy_state(
     parts = [observation[name] for name in names]
     if how == "axis_angle":
         parts = [_turned(name, part) for name, part in zip(names, parts, strict=True)]
-    if how == "relative":
-        places = [_place(name, part) for name, part in zip(names, parts, strict=True)]
-        parts[1:] = [
-            np.concatenate([place - places[0], part[..., 3:]], axis=-1)
-            for place, part in zip(places[1:], parts[1:], strict=True)
-        ]
+    if how in FROM_PLACES:
+        places = [_place(how, name, part) for name, part in zip(names, parts, strict=True)]
+        if how == "differences":
+            between = [there - here for here, there in itertools.combinations(places, 2)]
+            parts = between + [part[..., 3:] for part in parts]
+        else:
+            parts[1:] = [
+                np.concatenate([place - places[0], part[..., 3:]], axis=-1)
+                for place, part in zip(places[1:], parts[1:], strict=True)
+            ]
     return np.concatenate(parts, axis=-1)
 
 
@@ -65,11 +70,11 @@ def _turned(name: str, part: np.ndarray) -> np.ndarray:
     return rotation_vector(part)
 
 
-def _place(name: str, part: np.ndarray) -> np.ndarray:
+def _place(how: str, name: str, part: np.ndarray) -> np.ndarray:
     """The first three numbers of an array."""
     if part.shape[-1] < 3:
         raise ConfigError(
-            f"env.state_function relative: expected a place, three numbers, at the beginning of {name}, found "
+            f"env.state_function {how}: expected a place, three numbers, at the beginning of {name}, found "
             f"{part.shape[-1]}; a function of your own can tell which arrays are places"
         )
     return part[..., :3]

@@ -63,6 +63,27 @@ def test_places_are_given_from_the_first():
         config(state_function="relative", state=("robot0_eef_pos", "robot0_eef_quat"))
 
 
+def test_differences_hold_no_place_so_that_a_moved_scene_is_the_same():
+    seen = {
+        "hand": np.array([[1, 2, 3, 0.5], [0, 0, 1, 1]], np.float32),
+        "object": np.array([[1, 0, 0, 7, 8], [0.5, 0, 0, 9, 6]], np.float32),
+        "goal": np.array([[2, 2, 5], [0, -1, 1]], np.float32),
+    }
+    state = policy_state(seen, ("hand", "object", "goal"), "differences")
+    expected = [[0, -2, -3, 1, 0, 2, 1, 2, 5, 0.5, 7, 8], [0.5, 0, -1, 0, -1, 0, -0.5, -1, 1, 1, 9, 6]]
+    np.testing.assert_array_equal(state, np.array(expected, np.float32), strict=True)
+    moved = {name: np.concatenate([array[:, :3] + [4, -2, 8], array[:, 3:]], axis=1) for name, array in seen.items()}
+    np.testing.assert_array_equal(policy_state(moved, ("hand", "object", "goal"), "differences"), expected)
+    one = {name: array[1] for name, array in seen.items()}
+    np.testing.assert_array_equal(policy_state(one, ("hand", "object", "goal"), "differences"), state[1])
+    with pytest.raises(ConfigError, match="differences: expected a place, three numbers, at the beginning of open"):
+        policy_state(seen | {"open": np.zeros((2, 2), np.float32)}, ("hand", "open"), "differences")
+    with pytest.raises(ValueError, match=r"'differences' and env.state .*expected the array from which places"):
+        config(state_function="differences", state=("hand",))
+    with pytest.raises(ValueError, match=r"'differences' and env.state .*none whose name ends in quat; a function"):
+        config(state_function="differences", state=("robot0_eef_pos", "robot0_eef_quat"))
+
+
 def config(**change: object) -> EnvConfig:
     made = EnvConfig(suite="robosuite", task="Lift", prompt="lift", max_steps=9)
     return dataclasses.replace(made, **change)  # pyright: ignore[reportArgumentType]
