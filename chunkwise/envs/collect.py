@@ -415,7 +415,7 @@ class Collector:
             if slot.job.offset:
                 until = slot.job.offset_steps
                 led = None if until is None else max(0, until - slot.length)
-                stretch = stretch.copy()
+                stretch = stretch.copy()  # a plan's own array may be one that it goes on with
                 stretch[:led] += np.array(slot.job.offset, np.float32)
             self._ask(i, Run(np.ascontiguousarray(stretch[: slot.left])))
         self._inferences += 1

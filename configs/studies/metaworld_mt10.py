@@ -15,7 +15,7 @@ GUIDED = (
 )
 PPO = (
     "--rollout.objective ppo --rollout.hindsight None --rollout.exploration None --rollout.rows frames "
-    "--rollout.replay-rounds 1 --rollout.dataset-share 0 --rollout.ppo.learning-rate-scale 0.02"
+    "--rollout.replay-rounds 1 --rollout.dataset-share 0 --rollout.ppo.learning-rate-scale 0.007"
 )
 METHODS = {
     "rejection": "",

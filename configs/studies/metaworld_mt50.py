@@ -25,6 +25,7 @@ def get_study() -> StudyConfig:
             *("--env.state-function", "relative", "--rollout.hindsight.places", "passed", "--train.batch-size", "128"),
             *("--model.prompt-tokens", "48", "--demonstrate.episodes", "50"),
             *("--train.steps", "2000", "--train.eval-every", "400", "--optim.learning-rate", "1e-3"),
+            *("--train.log-every", "50"),
             *("--rollout.updates", "160", "--rollout.rows", "tasks", "--rollout.exploration.steps", "None"),
             *("--rollout.exploration.each", "0.5", "--rollout.groups", "200", "--rollout.max-groups", "200"),
             *("--eval.episodes", "500", "--eval.final-episodes", "500", "--eval.videos", "0"),

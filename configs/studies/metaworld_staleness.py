@@ -19,7 +19,7 @@ def get_study() -> StudyConfig:
         "--rollout.groups 40 --rollout.max-groups 40 --rollout.rows tasks --rollout.exploration.steps None "
         "--rollout.exploration.each 0.5 --rollout.hindsight.places last --env.state-function concatenate "
         f"--data.path {PATH} --tokenizer {PATH}/tokenizer.model --optim.learning-rate 1e-3 --train.batch-size 64 "
-        "--eval.videos 0"
+        "--train.log-every 50 --eval.videos 0"
     )
     return StudyConfig(
         config="openpi_ript/metaworld_mt10",

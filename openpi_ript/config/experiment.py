@@ -230,6 +230,17 @@ class OpenpiRiptConfig(ExperimentConfig):
                 f"rollout.exploration.deviation has {len(rollout.exploration.deviation)} numbers and "
                 f"data.robot.action_dim is {self.data.robot.action_dim}; expected one for each number of an action"
             )
+        longest = max(env.max_steps, *env.steps.values()) if env.steps else env.max_steps
+        if rollout.exploration is not None and -(-(rollout.exploration.steps or 0) // 2) >= longest:
+            raise ValueError(
+                f"rollout.exploration.steps is {rollout.exploration.steps} and an episode has {longest} at most, so "
+                f"that no offset would end; expected at most {2 * longest - 2}, or None, which says so"
+            )
+        if rollout.rows == "need" and not env.tasks:
+            raise ValueError(
+                "rollout.rows is 'need' and env.tasks empty: of a single task there is no choice; expected 'frames' or "
+                "'tasks', or several env.tasks"
+            )
         if rollout.hindsight is not None and rollout.hindsight.goal not in env.state:
             raise ValueError(
                 f"rollout.hindsight.goal is {rollout.hindsight.goal!r} and env.state {env.state}; expected it among "

@@ -234,7 +234,8 @@ class RolloutConfig:
     """How the rows of a batch are drawn from rollouts. frames: every frame alike, so that a task counts by how many of
     its frames there are, and a failure, which lasts up to the limit, for more than a success. tasks: first the task,
     all alike, then, where it has both, successes or failures, then one of their frames. need: the same, but tasks by
-    1 - p, with p as for `tasks` above, so that a batch holds more of what is not solved."""
+    1 - p, with p as for `tasks` above, so that a batch holds more of what is not solved; tasks that are told in the
+    same words count once, by the lowest p of those that were played."""
     staleness: Literal[0, 1] = 0
     """Rounds of updates by which the weights that play are behind. With 1 the next round is played, with the weights of
     this round's begin, while this round's updates are made, on a copy on the first device; a run gives the same

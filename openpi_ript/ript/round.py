@@ -33,7 +33,7 @@ from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.ahead import Ahead, copied
 from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.passes import Passes, passes_over
-from openpi_ript.ript.playing import UNPLAYED, Plan, Player, load_own
+from openpi_ript.ript.playing import Plan, Player, load_own
 from openpi_ript.ript.rollout_data import Group, drawn_rows, teaches, training_data
 
 SETTLE = 0.1
@@ -262,8 +262,8 @@ class Ript:
         imitated = round(self._rollout.dataset_share * size)
         need: dict[str, float] = {}
         for task in self._tasks:
-            missing = 1 - self._shares.get(task.name, UNPLAYED)
-            need[task.prompt] = max(need.get(task.prompt, 0.0), missing)
+            if task.name in self._shares:  # of others there is nothing to draw
+                need[task.prompt] = max(need.get(task.prompt, 0.0), 1 - self._shares[task.name])
         rows = drawn_rows(training, size - imitated, self._rollout.rows, rng, need=need)
         demonstrated = rng.choice(self._data.rows, imitated).tolist()
         return [(training, row) for row in rows] + [(self._data, row) for row in demonstrated]

@@ -167,6 +167,30 @@ def test_the_runs_of_the_studies_begin(name: str) -> None:
             main(run.config, "test")
 
 
+def test_studies_of_meta_world_are_what_they_were_measured_with() -> None:
+    """They change a config that has gone on since; these are its values of then."""
+    then = {
+        "optim.learning_rate": 1e-3, "rollout.rows": "tasks", "rollout.exploration.steps": None,
+        "rollout.exploration.each": 0.5, "rollout.exploration.share": 0.75, "train.log_every": 50,
+    }  # fmt: skip
+    own = {
+        "metaworld_mt50": {
+            "train.steps": 2000, "train.batch_size": 128, "train.eval_every": 400, "rollout.start": 400,
+            "rollout.updates": 160, "rollout.groups": 200, "rollout.hindsight.places": "passed",
+            "env.state_function": "relative", "data.path": "datasets/openpi_ript/metaworld-mt50",
+        },
+        "metaworld_staleness": {
+            "train.steps": 640, "train.batch_size": 64, "train.eval_every": 0, "rollout.start": 320,
+            "rollout.updates": 80, "rollout.groups": 40, "rollout.hindsight.places": "last",
+            "env.state_function": "concatenate", "data.path": "datasets/openpi_ript/metaworld-mt10",
+        },
+    }  # fmt: skip
+    for name, values in own.items():
+        for run in runs_of(read_study(name)[0]):
+            found = flatten(run.config)
+            assert {field: found[field] for field in then | values} == then | values
+
+
 def test_more_groups_than_initial_states_are_refused() -> None:
     """Of several tasks there are so many of each."""
     few = with_rollout(shipped("debug_ript"), initial_states=3, groups=4, max_groups=8)

@@ -61,6 +61,9 @@ def test_an_offset_is_kept_and_files_of_before_there_was_any_are_read(tmp_path: 
     np.savez(path, **arrays | {"facts": np.array(json.dumps(facts))})
     assert load(path).offset == ()
     assert load(path).offset_steps is None
+    np.savez(path, **arrays | {"facts": np.array(json.dumps(facts | {"offset_steps": "3"}))})
+    with pytest.raises(DataError, match="offset_steps"):
+        load(path)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "pickled", "short"])

@@ -72,7 +72,8 @@ def test_differences_hold_no_place_so_that_a_moved_scene_is_the_same():
     state = policy_state(seen, ("hand", "object", "goal"), "differences")
     expected = [[0, -2, -3, 1, 0, 2, 1, 2, 5, 0.5, 7, 8], [0.5, 0, -1, 0, -1, 0, -0.5, -1, 1, 1, 9, 6]]
     np.testing.assert_array_equal(state, np.array(expected, np.float32), strict=True)
-    moved = {name: np.concatenate([array[:, :3] + [4, -2, 8], array[:, 3:]], axis=1) for name, array in seen.items()}
+    way = np.array([4, -2, 8], np.float32)
+    moved = {name: np.concatenate([array[:, :3] + way, array[:, 3:]], axis=1) for name, array in seen.items()}
     np.testing.assert_array_equal(policy_state(moved, ("hand", "object", "goal"), "differences"), expected)
     one = {name: array[1] for name, array in seen.items()}
     np.testing.assert_array_equal(policy_state(one, ("hand", "object", "goal"), "differences"), state[1])

@@ -12,6 +12,8 @@ from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.model import Optimality
 from openpi_ript.config.rollouts import ExplorationConfig, HindsightConfig
+from openpi_ript.data.dataset import TrainingData
+from openpi_ript.ript import round as round_of
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.hindsight import in_hindsight
 from openpi_ript.ript.recordings import RolloutRecordings
@@ -128,7 +130,13 @@ def test_each_rollout_s_offset_ends_between_half_of_the_steps_and_all(
     assert {job.offset_steps for job in one.collector.jobs if not job.offset} == {None}
     for job in one.collector.jobs:
         state, k = state_and_number(job.path)
-        assert job.offset == (offset_of(2, state, k) if k >= SIZE // 2 else ()), "as without an end"
+        if k >= SIZE // 2:
+            rng = np.random.default_rng([SEED, 2, state, k, 7])
+            rng.normal(size=3)
+            rng.random(3)
+            assert (job.offset, job.offset_steps) == (offset_of(2, state, k), rng.integers(least, steps + 1))
+        else:
+            assert job.offset == ()
 
 
 @pytest.mark.parametrize("changes", [{"offset": ()}, {"offset_steps": 3}])
@@ -324,6 +332,23 @@ def test_a_batch_holds_more_of_what_is_not_solved(root: Path, tmp_path: Path):
     assert won[drawn].mean() == pytest.approx(0.5, abs=0.03), "inside each task successes count as failures do"
 
 
+def test_tasks_of_the_same_words_count_once_by_what_was_played(root: Path, tmp_path: Path):
+    one = TwoTasks(root, tmp_path, half, groups=4, max_groups=4, rows="need")
+    one.interact(2)
+    red, blue = one.collector.tasks
+    training = one.ript._training
+    assert isinstance(training, TrainingData)
+    words = training.table.tasks[0]  # all of them, in these fakes
+    found: list[dict[str, float]] = []
+    for shares in ({"red": 0.9, "blue": 0.2}, {"red": 0.9}):
+        one.ript._shares = shares
+        one.ript._tasks = tuple(dataclasses.replace(task, prompt=words) for task in (red, blue))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(round_of, "drawn_rows", lambda *_, need: found.append(need) or [])
+            one.ript._drawn(training, 2)
+    assert found == [{words: 0.8}, {words: pytest.approx(0.1)}]
+
+
 def test_of_a_task_without_a_success_all_rows_are_failures_of_its_share(root: Path, tmp_path: Path):
     one = TwoTasks(root, tmp_path, lambda state, k: state < STATES and k < 2, groups=2, max_groups=2, rows="tasks")
     one.interact(2)
@@ -366,6 +391,7 @@ def test_what_has_no_effect_is_refused(changes: dict[str, Any], message: str):
         (lambda: ExplorationConfig(deviation=()), "expected numbers of 0 or above"),
         (lambda: ExplorationConfig(deviation=(1.0,), each=1.5), "each is 1.5"),
         (lambda: ExplorationConfig(deviation=(1.0,), steps=0), "steps is 0; expected a number above 0"),
+        (lambda: ExplorationConfig(deviation=(1.0,), steps=-3), "steps is -3; expected a number above 0"),
         (lambda: HindsightConfig(reached={}, radius={}), "expected the same tasks, at least one"),
         (lambda: HindsightConfig(reached={"a": "hand"}, radius={"b": 1.0}), "expected the same tasks"),
         (lambda: HindsightConfig(reached={"a": "hand"}, radius={"a": 0.0}), "expected numbers above 0"),
@@ -377,6 +403,14 @@ def test_settings_without_sense_are_refused(make: Any, message: str):
 
 
 def test_what_the_rest_of_a_config_lacks_is_refused(root: Path, tmp_path: Path):
+    longest = make_config(root, tmp_path).env
+    assert longest is not None
+    most = 2 * longest.max_steps - 2
+    make_config(root, tmp_path, exploration=dataclasses.replace(EXPLORATION, steps=most))
+    with pytest.raises(ValueError, match=rf"no offset would end; expected at most {most}, or None"):
+        make_config(root, tmp_path, exploration=dataclasses.replace(EXPLORATION, steps=most + 1))
+    with pytest.raises(ValueError, match=r"rollout.rows is 'need' and env.tasks empty"):
+        make_config(root, tmp_path, rows="need")
     with pytest.raises(ValueError, match=r"rollout.exploration.deviation has 2 numbers and data.robot.action_dim is 3"):
         make_config(root, tmp_path, exploration=ExplorationConfig(deviation=(1.0, 1.0)))
     with pytest.raises(ValueError, match=r"rollout.hindsight.goal is 'aim' and env.state \('position',\)"):

@@ -178,10 +178,19 @@ def test_an_evaluation_has_equally_many_of_each_task(collector: Collector, tmp_p
 class TwoTasks(Round):
     """A Round whose collector has both discs; red succeeds for two rollouts of four, blue never."""
 
-    def __init__(self, root: Path, folder: Path, outcome: Any = None, **rollout: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        folder: Path,
+        outcome: Any = None,
+        rows: Literal["frames", "tasks", "need"] = "frames",
+        **rollout: Any,
+    ) -> None:
         super().__init__(root, folder, outcome or (lambda state, k: half(state, k) and state < STATES), **rollout)
         self.collector.tasks = TASKS
-        self.config = dataclasses.replace(self.config, env=both())
+        assert self.config.rollout is not None
+        settings = dataclasses.replace(self.config.rollout, rows=rows)  # need has no sense with the one task of before
+        self.config = dataclasses.replace(self.config, env=both(), rollout=settings)
         self.ript = Ript(self.config, self.data, folder, self.collector, self.policy)
 
 
