@@ -42,12 +42,15 @@ def test_the_order_is_the_configs():
         policy_state({"my_quat": np.zeros((2, 3), np.float32)}, ("my_quat",), "axis_angle")
 
 
+TWO_FRAMES = {
+    "hand": np.array([[1, 2, 3, 0.5], [0, 0, 1, 1]], np.float32),
+    "object": np.array([[1, 0, 0, 7, 8], [0.5, 0, 0, 9, 6]], np.float32),
+    "goal": np.array([[2, 2, 5], [0, -1, 1]], np.float32),
+}
+
+
 def test_places_are_given_from_the_first():
-    seen = {
-        "hand": np.array([[1, 2, 3, 0.5], [0, 0, 1, 1]], np.float32),
-        "object": np.array([[1, 0, 0, 7, 8], [0.5, 0, 0, 9, 6]], np.float32),
-        "goal": np.array([[2, 2, 5], [0, -1, 1]], np.float32),
-    }
+    seen = TWO_FRAMES
     state = policy_state(seen, ("hand", "object", "goal"), "relative")
     expected = [[1, 2, 3, 0.5, 0, -2, -3, 7, 8, 1, 0, 2], [0, 0, 1, 1, 0.5, 0, -1, 9, 6, 0, -1, 0]]
     np.testing.assert_array_equal(state, np.array(expected, np.float32), strict=True)
@@ -64,11 +67,7 @@ def test_places_are_given_from_the_first():
 
 
 def test_differences_hold_no_place_so_that_a_moved_scene_is_the_same():
-    seen = {
-        "hand": np.array([[1, 2, 3, 0.5], [0, 0, 1, 1]], np.float32),
-        "object": np.array([[1, 0, 0, 7, 8], [0.5, 0, 0, 9, 6]], np.float32),
-        "goal": np.array([[2, 2, 5], [0, -1, 1]], np.float32),
-    }
+    seen = TWO_FRAMES
     state = policy_state(seen, ("hand", "object", "goal"), "differences")
     expected = [[0, -2, -3, 1, 0, 2, 1, 2, 5, 0.5, 7, 8], [0.5, 0, -1, 0, -1, 0, -0.5, -1, 1, 1, 9, 6]]
     np.testing.assert_array_equal(state, np.array(expected, np.float32), strict=True)
